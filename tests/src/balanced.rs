@@ -7,7 +7,7 @@ use std::{
     process::{Child, Stdio},
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use aya::maps::{Map, MapData, PerCpuArray};
 use lb_common::verdict::{Hook, Reason};
 use lb_objects::{Problem, Protocol};
@@ -189,11 +189,23 @@ impl Balanced {
 
     /// The answer of `node-lb status` for the agent on node number `index`.
     pub fn status(&self, index: usize) -> Result<Status> {
-        let node = self.lab.node(index);
-        let program = node_lb()?.display().to_string();
-        let socket = socket(node).display().to_string();
-        let text = node.run(&format!("{program} status -o json --socket {socket}"))?;
+        let (_, text) = self.status_as(index, "json")?;
         serde_json::from_str(&text).context("this is not a status")
+    }
+
+    /// What `node-lb status` prints in this form for the agent on node number `index`, and whether it
+    /// finds that something needs attention.
+    pub fn status_as(&self, index: usize, form: &str) -> Result<(bool, String)> {
+        let node = self.lab.node(index);
+        let mut command = node.command(node_lb()?)?;
+        command.args(["status", "--output", form, "--socket"]);
+        let output = command.arg(socket(node)).output()?;
+        let text = String::from_utf8(output.stdout)?;
+        match output.status.code() {
+            Some(0) => Ok((false, text)),
+            Some(3) => Ok((true, text)),
+            _ => bail!("{}", String::from_utf8_lossy(&output.stderr).trim_end()),
+        }
     }
 
     /// `node-lb trace` on node number `index`, with these arguments; its output is for the caller.

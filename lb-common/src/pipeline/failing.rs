@@ -47,12 +47,7 @@ pub(super) fn turns_away<A: Address, T: Tables<A>>(tables: &T, endpoint: u32, le
 /// Index of another endpoint than the one at `index`: one that does not fail, if one is found; or
 /// else any, for a client that has just left the one at `index`; or else the same.
 #[inline(always)]
-pub fn elsewhere<A: Address, T: Tables<A>>(
-    tables: &T,
-    set: Range,
-    index: u32,
-    left: u32,
-) -> u32 {
+pub fn elsewhere<A: Address, T: Tables<A>>(tables: &T, set: Range, index: u32, left: u32) -> u32 {
     let mut found = index;
     for _ in rolled(DRAWS) {
         let other = set.other_than(index, tables.random());

@@ -33,6 +33,21 @@ pub(super) const SERVICE_MAPS: [&str; 14] = [
     "SOURCE_RANGES",
 ];
 
+/// The setting that decides how many entries a map has, if one does.
+pub(super) fn setting(map: &str) -> Option<&'static str> {
+    Some(match map {
+        LOCAL_ADDRESSES => "--local-address-table-size",
+        "FRONTENDS4" | "FRONTENDS6" => "--address-table-size",
+        "ENDPOINTS" | "ENDPOINT_STATES" | "ENDPOINT_MEMORY" | "ENDPOINT_LOADS" => {
+            "--endpoint-table-size"
+        }
+        "MAGLEV" => "--maglev-tables",
+        "SOURCE_RANGES" => "--source-range-table-size",
+        _ if SERVICE_MAPS.contains(&map) => "--service-port-table-size",
+        _ => return None,
+    })
+}
+
 /// Entries of [`SERVICE_MAPS`], in their order.
 pub(super) type ServiceSizes = [u32; SERVICE_MAPS.len()];
 

@@ -10,7 +10,7 @@ use lb_common::{flow::Deadline, pipeline::WITHOUT_RING};
 use lb_datapath::{XdpMode, devices::Role};
 use serde::{Deserialize, Serialize};
 
-use super::progress;
+use super::{progress, sizes};
 use crate::{
     flows::{Limit, Stats},
     map_writer::{Key, MapFill},
@@ -30,6 +30,9 @@ pub struct Status {
     /// The sync that runs, if one does.
     #[serde(default)]
     pub syncing: Option<Syncing>,
+    /// The checks of `/readyz` that fail, with their reasons.
+    #[serde(default)]
+    pub not_ready: Vec<String>,
     pub node: String,
     /// The node's addresses, as far as they are known.
     #[serde(default)]
@@ -293,6 +296,9 @@ pub struct NotProgrammed {
     pub protocol: String,
     pub family: String,
     pub reason: String,
+    /// What to do about it.
+    #[serde(default)]
+    pub remedy: String,
 }
 
 /// A service port with a ClusterIP that is an address of this node: a DNS cache on each node
@@ -312,6 +318,9 @@ pub struct Map {
     pub name: String,
     pub entries: u32,
     pub capacity: u32,
+    /// The setting that decides its capacity, if one does.
+    #[serde(default)]
+    pub setting: Option<String>,
 }
 
 impl Map {
@@ -327,6 +336,7 @@ impl From<&MapFill> for Map {
             name: fill.map.to_owned(),
             entries: fill.entries,
             capacity: fill.capacity,
+            setting: sizes::setting(fill.map).map(str::to_owned),
         }
     }
 }
@@ -365,17 +375,24 @@ pub struct AtLimit {
     pub family: String,
     /// What is used up, in words for people.
     pub exhausted: Vec<String>,
+    /// What to do about each.
+    #[serde(default)]
+    pub remedies: Vec<String>,
 }
 
 impl AtLimit {
     /// A service port that is at these limits.
     pub fn new(key: &Key, limits: &[Limit]) -> Self {
-        let exhausted = limits.iter().map(|limit| limit.name().to_owned());
+        let each = |words: fn(Limit) -> &'static str| {
+            let limits = limits.iter().copied();
+            limits.map(words).map(str::to_owned).collect()
+        };
         Self {
             service_port: key.name.to_string(),
             protocol: key.name.protocol.to_string(),
             family: key.family.to_string(),
-            exhausted: exhausted.collect(),
+            exhausted: each(Limit::name),
+            remedies: each(Limit::remedy),
         }
     }
 }

@@ -298,6 +298,7 @@ impl Syncer {
             protocol: key.name.protocol.to_string(),
             family: key.family.to_string(),
             reason: error.to_string(),
+            remedy: error.reason().remedy().to_owned(),
         })
     }
 

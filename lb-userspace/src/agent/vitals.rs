@@ -70,7 +70,9 @@ impl Vitals {
             Phase::InCharge { health, readiness } => Verdict {
                 live: (!health.is_healthy())
                     .then(|| "changes have waited for too long to be written".to_owned()),
-                ready: readiness.problem(),
+                ready: Some(readiness.problems())
+                    .filter(|failed| !failed.is_empty())
+                    .map(|failed| failed.join(", ")),
             },
             Phase::StandingBy => Verdict::default(),
         }

@@ -39,7 +39,8 @@ impl Finding {
         }
     }
 
-    pub(super) fn warning(
+    /// What works, but not as well as it could.
+    pub fn warning(
         check: impl Into<String>,
         found: impl Into<String>,
         remedy: impl Into<String>,
@@ -51,7 +52,8 @@ impl Finding {
         }
     }
 
-    pub(super) fn failure(
+    /// What does not work.
+    pub fn failure(
         check: impl Into<String>,
         found: impl Into<String>,
         remedy: impl Into<String>,

@@ -4,7 +4,7 @@ use std::{fmt::Write as _, process::ExitCode};
 
 use serde::Serialize;
 
-use super::output::Output;
+use super::{findings, output::Output};
 use crate::{
     check::{self, Finding, Level},
     config::{Config, Flags},
@@ -52,35 +52,9 @@ impl Command {
     }
 }
 
-/// A line per finding, its remedy below, and a summary.
+/// The findings, and a summary.
 fn render(findings: &[Finding]) -> String {
-    let width = findings.iter().map(|finding| finding.check.len()).max();
-    let width = width.unwrap_or_default();
-    let mut text = String::new();
-    for finding in findings {
-        let Finding {
-            check,
-            level,
-            found,
-            remedy,
-        } = finding;
-        let label = match level {
-            Level::Ok => "ok",
-            Level::Warning => "warning",
-            Level::Failure => "FAILURE",
-        };
-        // Some errors, such as the verifier's, have several lines.
-        let indented = |text: &str| {
-            text.trim_end()
-                .replace('\n', &format!("\n{:1$}", "", width + 11))
-        };
-        let found = indented(found);
-        writeln!(text, "{label:7}  {check:width$}  {found}").expect("a String takes any text");
-        if let Some(remedy) = remedy {
-            let remedy = indented(remedy);
-            writeln!(text, "{:9}{:width$}  -> {remedy}", "", "").expect("a String takes any text");
-        }
-    }
+    let mut text = findings::text(findings);
     let count = |level| findings.iter().filter(|f| f.level == level).count();
     let (failures, warnings) = (count(Level::Failure), count(Level::Warning));
     let verdict = match failures {

@@ -17,9 +17,13 @@ mod agent;
 mod bpf_root;
 mod check;
 mod cleanup;
+mod completions;
 mod explain;
+mod findings;
 mod flows;
+mod live;
 mod local_api;
+mod man;
 mod mount_bpffs;
 mod output;
 mod plan;
@@ -39,9 +43,12 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     }
 }
 
+/// The program's name.
+const NAME: &str = "node-lb";
+
 /// Balances this node's traffic to Kubernetes Services, with eBPF
 #[derive(Debug, Parser)]
-#[command(name = "node-lb", version)]
+#[command(name = NAME, version)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -61,6 +68,8 @@ enum Command {
     Probe(probe::Command),
     Trace(trace::Command),
     Admission(admission::Command),
+    Completions(completions::Command),
+    Man(man::Command),
 }
 
 impl Cli {
@@ -88,11 +97,13 @@ impl Cli {
             Command::Plan(command) => command.run(),
             Command::Flows(command) => command.run(),
             Command::Explain(command) => command.run(),
-            Command::Status(command) => command.run(),
+            Command::Status(command) => return command.run(),
             Command::Top(command) => command.run(),
             Command::Probe(command) => command.run(),
             Command::Trace(command) => command.run(),
             Command::Admission(command) => command.run(),
+            Command::Completions(command) => command.run(),
+            Command::Man(command) => command.run(),
         }
         .map(|()| ExitCode::SUCCESS)
     }

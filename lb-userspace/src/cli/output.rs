@@ -14,6 +14,11 @@ pub enum Output {
 }
 
 impl Output {
+    /// Whether people read it.
+    pub fn is_for_people(self) -> bool {
+        matches!(self, Self::Table)
+    }
+
     /// The result in this form. `table` produces the one for people.
     ///
     /// # Errors

@@ -34,6 +34,22 @@ impl Limit {
             Self::FlowTable => "room in the flow table",
         }
     }
+
+    /// What the node's operator can do about it.
+    pub fn remedy(self) -> &'static str {
+        match self {
+            Self::HalfOpen => {
+                "`node-lb flows` shows who opens them: a flood, which clients that complete their handshakes \
+                 survive, or endpoints that do not answer"
+            }
+            Self::SnatPorts => {
+                "add endpoints, use externalTrafficPolicy: Local, or set a larger --snat-ports"
+            }
+            Self::FlowTable => {
+                "`node-lb flows` shows which Services fill it; set a larger --flow-table-size"
+            }
+        }
+    }
 }
 
 /// How often a service port has reached each of [`Limit::ALL`] since it was programmed.

@@ -154,15 +154,14 @@ impl Readiness {
         }
     }
 
-    /// The checks that fail, with their reasons, if any do.
-    pub fn problem(&self) -> Option<String> {
+    /// The checks that fail, with their reasons.
+    pub fn problems(&self) -> Vec<String> {
         let checks = self.checks.read().unwrap_or_else(PoisonError::into_inner);
         let failed = checks.iter().filter_map(|(name, check)| {
             let reason = check().err()?;
             Some(format!("{name} ({reason})"))
         });
-        let failed: Vec<_> = failed.collect();
-        (!failed.is_empty()).then(|| failed.join(", "))
+        failed.collect()
     }
 
     /// Calls `tell` with each check's name, and whether it holds.

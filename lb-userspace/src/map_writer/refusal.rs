@@ -125,6 +125,24 @@ impl Reason {
         }
     }
 
+    /// What the node's operator can do about it.
+    pub fn remedy(self) -> &'static str {
+        match self {
+            Self::MapFull => "delete what fills the map, or set a larger size for it",
+            Self::ServiceLimit => {
+                "use fewer addresses, ports, endpoints or source ranges, or raise --service-limits"
+            }
+            Self::NamespaceLimit => {
+                "delete Services of its namespace that nobody needs, or raise --namespace-limits"
+            }
+            Self::NoMaglevTable => {
+                "remove the annotation from some Services, or set a smaller --maglev-table-size"
+            }
+            Self::AddressTaken => "give one of the two Services another address",
+            Self::AddressReserved => "give the Service another address or port",
+        }
+    }
+
     /// For the Service's owner: without numbers, and the same on every node.
     pub fn note(self) -> &'static str {
         match self {

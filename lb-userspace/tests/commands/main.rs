@@ -22,7 +22,9 @@ mod admission_recorded;
 mod admission_simulate;
 mod explain;
 mod flows;
+mod help;
 mod plan;
+mod status;
 mod top;
 
 /// Runs something beside an agent that answers one request for its status; `run` gets the path of

@@ -2,6 +2,7 @@
 //! setup` builds.
 
 mod monitoring;
+mod plugin;
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -68,6 +68,7 @@ fn the_image_serves_with_what_the_daemonset_gives_it() -> Result<()> {
     let socket = container.run_directory().join("agent.sock");
     let (program, socket) = (program.display(), socket.display());
     let status = node.run(&format!("{program} status --socket {socket}"))?;
+    ensure!(status.starts_with("Nothing needs attention"), "{status}");
     ensure!(status.contains("1 service ports programmed"), "{status}");
 
     // Through the mount for it: as in any container, its own /proc/sys is read-only.

@@ -18,6 +18,10 @@ fn a_broken_file_is_in_the_status_until_it_is_mended() -> Result<()> {
         problem.ok_or_else(|| "the status has no problem".to_owned())
     });
     assert!(problem.contains("service-web.json"), "{problem}");
+    let (needs_attention, shown) = ground.status_as(1, "table")?;
+    assert!(needs_attention, "{shown}");
+    let start = "One thing needs attention on node-1:\nwarning  Source  ";
+    assert!(shown.starts_with(start), "{shown}");
     assert_eq!(ground.metric(1, "node_lb_source_problems")?, 1.0);
     // Its last good state is in force.
     let request = Request::tcp(format!("{CLUSTER_IP}:80").parse()?);
@@ -39,5 +43,11 @@ fn a_broken_file_is_in_the_status_until_it_is_mended() -> Result<()> {
     ground.change(|| service.tcp("lines", 80, 9090).apply())?;
     assert_eq!(ground.status(1)?.source_problems, Vec::<String>::new());
     assert_eq!(ground.metric(1, "node_lb_source_problems")?, 0.0);
+    let (needs_attention, shown) = ground.status_as(1, "table")?;
+    assert!(!needs_attention, "{shown}");
+    assert!(
+        shown.starts_with("Nothing needs attention on node-1.\n"),
+        "{shown}"
+    );
     Ok(())
 }

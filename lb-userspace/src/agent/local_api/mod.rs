@@ -68,7 +68,12 @@ pub struct LocalApi {
 impl LocalApi {
     async fn status(&self, request: &Request) -> Response {
         let status = self.status.clone();
-        match run_blocking(request, move || status()).await {
+        let readiness = self.readiness.clone();
+        let collect = move || Status {
+            not_ready: readiness.problems(),
+            ..status()
+        };
+        match run_blocking(request, collect).await {
             Ok(status) => object(&status),
             Err(error) => error_status(
                 StatusCode::INTERNAL_SERVER_ERROR,

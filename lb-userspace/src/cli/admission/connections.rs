@@ -2,8 +2,11 @@
 
 use clap::Args;
 
-use super::{Live, ask, more};
-use crate::{agent::local_api::connections::Page, cli::output::aligned};
+use super::{ask, more};
+use crate::{
+    agent::local_api::connections::Page,
+    cli::{live::Live, output::aligned},
+};
 
 /// Show who holds the seats of priority levels on this node: the flows of each flow schema, those with
 /// the most connections first
@@ -23,7 +26,8 @@ impl Command {
     pub fn run(self) -> anyhow::Result<()> {
         let path = format!("/connections?limit={}", self.limit);
         self.live
-            .show(|agent| ask(agent, &path, "who holds seats"), render)
+            .show(|agent| ask(agent, &path, "who holds seats"), render)?;
+        Ok(())
     }
 }
 

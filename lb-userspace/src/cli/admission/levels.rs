@@ -4,10 +4,9 @@ use anyhow::ensure;
 use clap::Args;
 use serde::Serialize;
 
-use super::Live;
 use crate::{
     agent::status::{FlowSchema, PriorityLevel, Status},
-    cli::{output::aligned, status},
+    cli::{live::Live, output::aligned, status},
 };
 
 /// Show priority levels and flow schemas on this node, and the connections in them now
@@ -33,7 +32,8 @@ impl Command {
     /// If no agent answers, or it does not classify connections.
     pub fn run(self) -> anyhow::Result<()> {
         self.live
-            .show(|agent| Report::of(status::of(agent)?), render)
+            .show(|agent| Report::of(status::of(agent)?), render)?;
+        Ok(())
     }
 }
 

@@ -1,13 +1,13 @@
 //! `node-lb admission`: connection admission from files, without root or kernel; only `levels`,
 //! `connections` and `queues` ask the agent, and `record` reads the node's flow tables.
 
-use std::{os::unix::net::UnixStream, thread, time::Duration};
+use std::{os::unix::net::UnixStream, time::Duration};
 
 use anyhow::{Context as _, bail};
 use clap::{Args, Subcommand};
-use serde::{Serialize, de::DeserializeOwned};
+use serde::de::DeserializeOwned;
 
-use super::{local_api::LocalApi, output::Output};
+use super::local_api::LocalApi;
 use crate::http::get;
 
 mod check;
@@ -70,45 +70,6 @@ fn more(is_truncated: bool) -> &'static str {
     match is_truncated {
         true => "There are more; see --limit.\n",
         false => "",
-    }
-}
-
-/// How often [`Live`] shows something.
-const PAUSE: Duration = Duration::from_secs(1);
-
-/// Whether to go on showing something.
-/// Shows what the agent tells, live.
-#[derive(Args, Debug)]
-struct Live {
-    #[command(flatten)]
-    agent: LocalApi,
-
-    /// Show them every second, until interrupted
-    #[arg(short, long)]
-    watch: bool,
-
-    /// Format of the output
-    #[arg(short, long, value_name = "FORM", value_enum, default_value = "table")]
-    output: Output,
-}
-
-impl Live {
-    /// Prints what `ask` has from the agent, once or every second.
-    ///
-    /// # Errors
-    /// If `ask` fails, or nothing can be printed.
-    fn show<T: Serialize>(
-        &self,
-        ask: impl Fn(&LocalApi) -> anyhow::Result<T>,
-        render: fn(&T) -> String,
-    ) -> anyhow::Result<()> {
-        loop {
-            super::print(&self.output.text(&ask(&self.agent)?, render)?)?;
-            if !self.watch {
-                return Ok(());
-            }
-            thread::sleep(PAUSE);
-        }
     }
 }
 

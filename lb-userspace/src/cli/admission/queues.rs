@@ -2,8 +2,11 @@
 
 use clap::Args;
 
-use super::{Live, ask, more};
-use crate::{agent::local_api::queues::Page, cli::output::aligned};
+use super::{ask, more};
+use crate::{
+    agent::local_api::queues::Page,
+    cli::{live::Live, output::aligned},
+};
 
 /// Show the queues of priority levels on this node in which connections wait for seats, or that are
 /// charged for seats
@@ -28,7 +31,8 @@ impl Command {
         let all = if self.all { "&all" } else { "" };
         let path = format!("/queues?limit={}{all}", self.limit);
         self.live
-            .show(|agent| ask(agent, &path, "its queues"), render)
+            .show(|agent| ask(agent, &path, "its queues"), render)?;
+        Ok(())
     }
 }
 

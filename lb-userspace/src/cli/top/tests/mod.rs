@@ -65,6 +65,7 @@ fn traffic(at_ms: u64, connections: u64) -> Traffic {
             name: "FRONTENDS4".to_owned(),
             entries: 3,
             capacity: 4,
+            setting: None,
         }],
         ..Traffic::default()
     }

@@ -1,61 +1,17 @@
-//! `node-lb status`: the state of the agent on this node, and what it cannot do.
+//! The figures that `node-lb status` shows, a line each.
 
-use std::{fmt::Write as _, os::unix::net::UnixStream, time::Duration};
+use std::fmt::Write as _;
 
-use anyhow::{Context as _, bail};
-use clap::Args;
+use super::attention::NEARLY_FULL;
+use crate::agent::status::Status;
 
-use super::{local_api::LocalApi, output::Output};
-use crate::{agent::status::Status, http::get};
-
-/// How long the agent may take to answer.
-const DEADLINE: Duration = Duration::from_secs(10);
 /// An age of what is shown that is worth mentioning, in milliseconds.
 const OLD: u64 = 2000;
 /// Problems shown of a kind; `-o json` has all of them.
 const SHOWN: usize = 20;
 
-/// Of a map's entries, how many in a hundred are in use when it is shown.
-const NEARLY_FULL: u64 = 80;
-
-/// Show the state and the problems of the agent on this node
-#[derive(Args, Debug)]
-pub struct Command {
-    #[command(flatten)]
-    agent: LocalApi,
-
-    /// Format of the output; JSON is the agent's own answer
-    #[arg(short, long, value_name = "FORM", value_enum, default_value = "table")]
-    output: Output,
-}
-
-impl Command {
-    /// # Errors
-    /// If no agent answers.
-    pub fn run(self) -> anyhow::Result<()> {
-        super::print(&self.output.text(&of(&self.agent)?, render)?)
-    }
-}
-
-/// What an agent says of itself.
-///
-/// # Errors
-/// If no agent answers.
-pub fn of(agent: &LocalApi) -> anyhow::Result<Status> {
-    let body = agent.asking(DEADLINE, ask)?;
-    serde_json::from_str(&body)
-        .context("the agent's answer is not a status; is it of another version?")
-}
-
-/// The body of the agent's answer.
-fn ask(stream: UnixStream) -> anyhow::Result<String> {
-    match get(stream, "/status")? {
-        (200, body) => Ok(body),
-        (code, body) => bail!("it answered {code}: {}", body.trim_end()),
-    }
-}
-
-fn render(status: &Status) -> String {
+/// Lines with a label and a value.
+pub fn render(status: &Status) -> String {
     let mut lines = vec![
         ("Node", status.node.clone()),
         ("Version", status.version.clone()),
@@ -80,6 +36,7 @@ fn render(status: &Status) -> String {
         );
         lines.push(("Addresses", text));
     }
+    lines.extend(list("Not ready", status.not_ready.iter().cloned()));
     let in_sync = match (&status.in_sync_since, &status.last_sync) {
         (Some(since), Some(last)) => format!("since {since}, last change written {last}"),
         _ => "not yet: waiting for the source".to_owned(),

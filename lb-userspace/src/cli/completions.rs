@@ -1,0 +1,24 @@
+//! `node-lb completions`: words of the command line for a shell.
+
+use clap::CommandFactory as _;
+use clap_complete::{Shell, generate};
+
+use super::{Cli, NAME};
+
+/// Print a script that completes this program's commands and options in a shell
+#[derive(Debug, clap::Args)]
+pub struct Command {
+    /// The shell
+    #[arg(value_enum)]
+    shell: Shell,
+}
+
+impl Command {
+    /// # Errors
+    /// If the script cannot be printed.
+    pub fn run(self) -> anyhow::Result<()> {
+        let mut script = Vec::new();
+        generate(self.shell, &mut Cli::command(), NAME, &mut script);
+        super::print(&String::from_utf8(script)?)
+    }
+}

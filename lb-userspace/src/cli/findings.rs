@@ -1,0 +1,37 @@
+//! Findings as text.
+
+use std::fmt::Write as _;
+
+use crate::check::{Finding, Level};
+
+/// A line per finding, its remedy below.
+pub fn text(findings: &[Finding]) -> String {
+    let width = findings.iter().map(|finding| finding.check.len()).max();
+    let width = width.unwrap_or_default();
+    let mut text = String::new();
+    for finding in findings {
+        let Finding {
+            check,
+            level,
+            found,
+            remedy,
+        } = finding;
+        let label = match level {
+            Level::Ok => "ok",
+            Level::Warning => "warning",
+            Level::Failure => "FAILURE",
+        };
+        // Some errors, such as the verifier's, have several lines.
+        let indented = |text: &str| {
+            text.trim_end()
+                .replace('\n', &format!("\n{:1$}", "", width + 11))
+        };
+        let found = indented(found);
+        writeln!(text, "{label:7}  {check:width$}  {found}").expect("a String takes any text");
+        if let Some(remedy) = remedy {
+            let remedy = indented(remedy);
+            writeln!(text, "{:9}{:width$}  -> {remedy}", "", "").expect("a String takes any text");
+        }
+    }
+    text
+}

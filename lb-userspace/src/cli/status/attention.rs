@@ -1,0 +1,273 @@
+//! What of an agent's state needs attention, in sentences with remedies.
+
+use std::time::Duration;
+
+use crate::{
+    agent::status::{ConnectionLimit, PriorityLevel, Status},
+    check::Finding,
+    cli::output::plain,
+};
+
+/// Of a map's entries, or a table's records, how many in a hundred are in use when it is nearly full.
+pub const NEARLY_FULL: u64 = 80;
+/// Findings of a kind; the figures have more.
+const SHOWN: usize = 5;
+/// An agent that is busy with one thing for longer than this keeps changes waiting.
+const LONG: Duration = Duration::from_secs(10);
+
+/// What needs attention, the worst first. What passes within seconds by itself does not.
+pub fn of(status: &Status) -> Vec<Finding> {
+    let mut findings: Vec<_> = [
+        agent(status),
+        source(status),
+        node(status),
+        services(status),
+        maps(status),
+        flows(status),
+        endpoints(status),
+        connections(status),
+        admission(status),
+        health_checks(status),
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
+    findings.sort_by_key(|finding| std::cmp::Reverse(finding.level));
+    findings
+}
+
+/// What the agent has not done, or does not get done.
+fn agent(status: &Status) -> Vec<Finding> {
+    let mut findings = some(&status.not_ready, |check| {
+        let found = format!("the agent is not ready: {check}");
+        let remedy = "the log and docs/alerts.md (NodeLbAgentNotReady) say more of this check";
+        failure("Agent", &found, remedy)
+    });
+    let busy = status.syncing.as_ref().map_or(0, |sync| sync.for_ms);
+    let busy = Duration::from_millis(busy.max(status.age_ms));
+    if busy > LONG {
+        let found = format!(
+            "the agent has been busy with the same changes for {} s, and others wait",
+            busy.as_secs()
+        );
+        let remedy = "look at its log and at the processor's load; after a minute /livez fails, and the kubelet \
+                      starts the agent anew";
+        findings.push(failure("Agent", &found, remedy));
+    }
+    findings
+}
+
+/// What of the source the agent cannot follow or use.
+fn source(status: &Status) -> Vec<Finding> {
+    some(&status.source_problems, |problem| {
+        let remedy = "what was known before stays in force; correct the object, or what keeps the agent from the \
+                      API server (docs/api-server.md)";
+        warning("Source", problem, remedy)
+    })
+}
+
+/// What of the node is in the way.
+fn node(status: &Status) -> Vec<Finding> {
+    let mut findings = some(&status.node_problems, |problem| {
+        let remedy =
+            "`node-lb check` looks for the cause; docs/troubleshooting.md explains the message";
+        warning("Node", problem, remedy)
+    });
+    if status.local_addresses_left_out > 0 {
+        let found = format!(
+            "{} of the node's own addresses find no room, and packets from them count as from outside",
+            status.local_addresses_left_out
+        );
+        findings.push(warning("Node", &found, "raise --local-address-table-size"));
+    }
+    findings
+}
+
+/// Services that are not served, or not wholly.
+fn services(status: &Status) -> Vec<Finding> {
+    let not_programmed = &status.not_programmed;
+    let mut findings = some(not_programmed, |port| {
+        let (name, protocol, family) = (&port.service_port, &port.protocol, &port.family);
+        let found = format!(
+            "{name} {protocol} {family} is not served as it should be: {}",
+            port.reason
+        );
+        failure("Services", &found, &port.remedy)
+    });
+    let at_limit = some(&status.at_limit, |port| {
+        let (name, protocol, family) = (&port.service_port, &port.protocol, &port.family);
+        let found = format!(
+            "{name} {protocol} {family} has no more {}",
+            port.exhausted.join(", ")
+        );
+        failure("Services", &found, &port.remedies.join("; "))
+    });
+    findings.extend(at_limit);
+    let pressed = some(&status.pressed, |port| {
+        let found = format!(
+            "{} {} has {} half-open flows: spoofed SYNs, or endpoints that do not answer",
+            port.service_port, port.protocol, port.half_open
+        );
+        let remedy =
+            "`node-lb flows` shows the sources; clients that complete their handshakes get through";
+        warning("Services", &found, remedy)
+    });
+    findings.extend(pressed);
+    findings
+}
+
+/// Maps that are full, or soon will be.
+fn maps(status: &Status) -> Vec<Finding> {
+    let full = status
+        .maps
+        .iter()
+        .filter(|map| map.percent() >= NEARLY_FULL);
+    let full: Vec<_> = full.collect();
+    some(&full, |map| {
+        let found = format!(
+            "map {} is {} % full: {} of {} entries",
+            map.name,
+            map.percent(),
+            map.entries,
+            map.capacity
+        );
+        let remedy = match &map.setting {
+            Some(setting) => format!("set a larger {setting}, or delete what fills it"),
+            None => "delete what fills it".to_owned(),
+        };
+        match map.entries < map.capacity {
+            true => warning("Maps", &found, &remedy),
+            false => failure("Maps", &found, &remedy),
+        }
+    })
+}
+
+/// Flow tables that are full, or soon will be.
+fn flows(status: &Status) -> Vec<Finding> {
+    let tables = status.flows.iter().flatten();
+    let full = tables.filter(|table| {
+        u64::from(table.occupied) * 100 >= u64::from(table.records) * NEARLY_FULL
+            && table.records > 0
+    });
+    let full: Vec<_> = full.collect();
+    some(&full, |table| {
+        let found = format!(
+            "{} of {} records of the {} flow table are in use; new connections are dropped when none is free",
+            table.occupied, table.records, table.family
+        );
+        let remedy = "`node-lb flows` shows which Services fill it; set a larger --flow-table-size";
+        warning("Flows", &found, remedy)
+    })
+}
+
+/// Endpoints that do not serve.
+fn endpoints(status: &Status) -> Vec<Finding> {
+    some(&status.failing, |port| {
+        let endpoints: Vec<_> = port.endpoints.iter().map(ToString::to_string).collect();
+        let found = format!(
+            "endpoints of {} {} refuse connections or do not answer: {}",
+            port.service_port,
+            port.protocol,
+            endpoints.join(", ")
+        );
+        let remedy = "check these pods: their port, readiness probe and network policies; new connections avoid \
+                      them";
+        warning("Endpoints", &found, remedy)
+    })
+}
+
+/// Limits of connections that clients meet.
+fn connections(status: &Status) -> Vec<Finding> {
+    let of = |limit: &ConnectionLimit| match &limit.service {
+        Some(service) => format!("Service {service}"),
+        None => "the node".to_owned(),
+    };
+    let limits = status.connection_limits.iter();
+    let full = limits
+        .clone()
+        .filter(|limit| limit.limit > 0 && limit.in_use >= limit.limit);
+    let full: Vec<_> = full.collect();
+    let mut findings = some(&full, |limit| {
+        let found = format!(
+            "{} has all of its {} connections, and refuses more: {} so far",
+            of(limit),
+            limit.limit,
+            limit.refused
+        );
+        let raise = match limit.service {
+            Some(_) => "raise the annotation node-lb.io/max-connections",
+            None => "raise --max-connections",
+        };
+        let remedy = format!("{raise}, or find with `node-lb flows` who holds them");
+        warning("Connections", &found, &remedy)
+    });
+    let pressed: Vec<_> = limits.filter(|limit| limit.pressed).collect();
+    findings.extend(some(&pressed, |limit| {
+        slow_handshakes("Connections", &of(limit), limit.slow_handshakes)
+    }));
+    findings
+}
+
+/// Priority levels without a free seat, and objects that are wrong.
+fn admission(status: &Status) -> Vec<Finding> {
+    let mut findings = some(&status.admission_problems, |problem| {
+        let remedy = "correct the object; its last valid version is in force (docs/admission.md)";
+        warning("Admission", problem, remedy)
+    });
+    let levels = status.priority_levels.iter();
+    let is_full =
+        |level: &&PriorityLevel| !level.exempt && level.limit > 0 && level.in_use >= level.limit;
+    let full: Vec<_> = levels.clone().filter(is_full).collect();
+    findings.extend(some(&full, |level| {
+        let found = format!(
+            "priority level {} has no seat left of {}: {} connections wait, {} were refused so far",
+            level.name, level.limit, level.waiting, level.refused
+        );
+        let remedy = "`node-lb admission connections` shows who holds the seats; give it more shares, or those who \
+                      hold them a level of their own";
+        warning("Admission", &found, remedy)
+    }));
+    let pressed: Vec<_> = levels.filter(|level| level.pressed).collect();
+    findings.extend(some(&pressed, |level| {
+        let whose = format!("priority level {}", level.name);
+        slow_handshakes("Admission", &whose, level.slow_handshakes)
+    }));
+    findings
+}
+
+/// Health checks that load balancers do not get an answer from.
+fn health_checks(status: &Status) -> Vec<Finding> {
+    some(&status.health_checks.problems, |problem| {
+        let remedy = "`ss -ltnp` names the process; the agent tries again every few seconds";
+        failure("Health checks", problem, remedy)
+    })
+}
+
+fn slow_handshakes(check: &str, whose: &str, handshakes: u32) -> Finding {
+    let found = format!(
+        "{whose} has {handshakes} slow handshakes, so that handshakes take no place: spoofed SYNs, or endpoints \
+         that do not answer"
+    );
+    let remedy =
+        "`node-lb flows` shows the sources; clients that complete their handshakes get through";
+    warning(check, &found, remedy)
+}
+
+/// Findings about the first of these, and how many more there are.
+fn some<T>(items: &[T], finding: impl Fn(&T) -> Finding) -> Vec<Finding> {
+    let mut findings: Vec<_> = items.iter().take(SHOWN).map(finding).collect();
+    let more = items.len().saturating_sub(SHOWN);
+    if let Some(last) = findings.last_mut().filter(|_| more > 0) {
+        last.found += &format!(" (and {more} more like this, see below)");
+    }
+    findings
+}
+
+// Names of objects, and what others say of them, may be anything.
+fn warning(check: &str, found: &str, remedy: &str) -> Finding {
+    Finding::warning(check, plain(found), plain(remedy))
+}
+
+fn failure(check: &str, found: &str, remedy: &str) -> Finding {
+    Finding::failure(check, plain(found), plain(remedy))
+}
