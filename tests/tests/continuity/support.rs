@@ -149,8 +149,9 @@ impl Everywhere {
     }
 }
 
-/// The pause between two requests of a worker.
-const PAUSE: Duration = Duration::from_millis(20);
+/// The pause between two requests of a worker. There are thirty workers: with shorter pauses, a few
+/// labs at the same time would keep two processors busy, and wait for each other.
+const PAUSE: Duration = Duration::from_millis(50);
 /// How long load goes on after the last change.
 const AFTERWARDS: Duration = Duration::from_millis(500);
 

@@ -129,7 +129,7 @@ pub fn load(request: Request) -> Load {
 }
 
 /// Between two requests of a worker.
-const PAUSE: std::time::Duration = std::time::Duration::from_millis(20);
+const PAUSE: std::time::Duration = std::time::Duration::from_millis(50);
 
 /// Sets the number of pods of a Deployment.
 pub fn scale(cluster: &Cluster, name: &str, replicas: u32) {
