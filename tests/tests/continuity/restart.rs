@@ -136,7 +136,10 @@ fn a_restart_knows_who_is_a_pod_from_the_start() {
     let outside = Request::http(cluster_ip(Family::V4, Protocol::Http));
     let mut loads = Loads::beside(ground.lab.router()).unwrap();
     loads
-        .start(ground.lab.client(), Load::new(outside))
+        .start(
+            ground.lab.client(),
+            Load::new(outside).pause(Duration::from_millis(5)),
+        )
         .unwrap();
     for _ in 0..5 {
         ground.kill_agents().unwrap();
