@@ -120,7 +120,7 @@ impl From<progress::Syncing> for Syncing {
 }
 
 /// A limit of connections, and those within it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ConnectionLimit {
     /// `namespace/name`; absent for the node's.
@@ -170,7 +170,7 @@ impl Status {
 }
 
 /// A priority level, and the connections in it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PriorityLevel {
     pub name: String,

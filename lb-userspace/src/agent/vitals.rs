@@ -70,9 +70,7 @@ impl Vitals {
             Phase::InCharge { health, readiness } => Verdict {
                 live: (!health.is_healthy())
                     .then(|| "changes have waited for too long to be written".to_owned()),
-                ready: Some(readiness.problems())
-                    .filter(|failed| !failed.is_empty())
-                    .map(|failed| failed.join(", ")),
+                ready: readiness.problem(),
             },
             Phase::StandingBy => Verdict::default(),
         }

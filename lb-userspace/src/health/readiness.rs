@@ -154,6 +154,12 @@ impl Readiness {
         }
     }
 
+    /// The checks that fail, with their reasons, in one line, if any do.
+    pub fn problem(&self) -> Option<String> {
+        let failed = self.problems();
+        (!failed.is_empty()).then(|| failed.join(", "))
+    }
+
     /// The checks that fail, with their reasons.
     pub fn problems(&self) -> Vec<String> {
         let checks = self.checks.read().unwrap_or_else(PoisonError::into_inner);

@@ -45,32 +45,20 @@ fn limit(service: Option<&str>, in_use: u32, limit: u32) -> ConnectionLimit {
     ConnectionLimit {
         service: service.map(str::to_owned),
         limit,
-        long_running: false,
         in_use,
-        highest: in_use,
         refused: 17,
-        slow_handshakes: 0,
-        pressed: false,
+        ..ConnectionLimit::default()
     }
 }
 
 fn level(name: &str, in_use: u32, limit: u32) -> PriorityLevel {
     PriorityLevel {
         name: name.to_owned(),
-        exempt: false,
         in_use,
-        highest: in_use,
         limit,
-        nominal: limit,
-        min: 0,
-        max: limit,
         refused: 3,
-        over: 0,
-        kept: 0,
         waiting: 4,
-        queue_full: 0,
-        slow_handshakes: 0,
-        pressed: false,
+        ..PriorityLevel::default()
     }
 }
 
