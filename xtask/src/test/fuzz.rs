@@ -13,7 +13,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 
-use super::outcome::{Outcome, Verdict};
+use super::outcome::Outcome;
 use crate::cargo::Workspace;
 
 /// How long each target runs, in seconds.
@@ -67,12 +67,12 @@ pub fn run(workspace: &Workspace) -> Result<Vec<Outcome>> {
         let start = Instant::now();
         let output = command.stdin(Stdio::null()).output();
         let output = output.with_context(|| format!("cannot run {target}"))?;
-        let outcome = Outcome {
-            name: format!("fuzz {target}"),
-            verdict: Verdict::of(output.status.success()),
-            took: start.elapsed(),
-            output: String::from_utf8_lossy(&output.stderr).into_owned(),
-        };
+        let outcome = Outcome::ended(
+            format!("fuzz {target}"),
+            output.status.success(),
+            start.elapsed(),
+            String::from_utf8_lossy(&output.stderr).into_owned(),
+        );
         outcome.show(false);
         Ok(outcome)
     };

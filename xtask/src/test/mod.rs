@@ -40,6 +40,10 @@ use crate::{
     },
 };
 
+/// How many failed tests of labs are repeated. They measure losses and times in a machine of which
+/// others take time; a test that somebody asks for by name is not repeated.
+const LAB_SECOND_TRIES: usize = 4;
+
 /// One run of the command.
 pub struct Session<'a> {
     workspace: &'a Workspace,
@@ -164,6 +168,10 @@ impl Session<'_> {
             workers: self.options.jobs.unwrap_or(workers),
             outputs: self.workspace.target.join("test-output"),
             show_output: !self.options.only.is_empty(),
+            second_tries: match privilege {
+                Some(_) if self.options.only.is_empty() => LAB_SECOND_TRIES,
+                _ => 0,
+            },
         }
     }
 

@@ -2,6 +2,10 @@
 
 use std::{fmt, time::Duration};
 
+/// Lines of [`Outcome::why`], and characters in one.
+const WHY: usize = 8;
+const WIDTH: usize = 300;
+
 /// The outcome of a test.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
@@ -11,6 +15,8 @@ pub struct Outcome {
     pub took: Duration,
     /// The output of the test and of the processes that it started.
     pub output: String,
+    /// Why it failed at the first try, if this is the second.
+    pub first_failure: Option<Vec<String>>,
 }
 
 /// How a test ended.
@@ -22,16 +28,21 @@ pub enum Verdict {
     Ignored,
 }
 
-impl Verdict {
-    pub fn of(passed: bool) -> Self {
-        match passed {
-            true => Self::Passed,
-            false => Self::Failed,
+impl Outcome {
+    /// The outcome of a test that ran.
+    pub fn ended(name: String, passed: bool, took: Duration, output: String) -> Self {
+        Self {
+            name,
+            verdict: match passed {
+                true => Verdict::Passed,
+                false => Verdict::Failed,
+            },
+            took,
+            output,
+            first_failure: None,
         }
     }
-}
 
-impl Outcome {
     /// The outcome of a test that did not run.
     pub fn ignored(name: String) -> Self {
         Self {
@@ -39,7 +50,28 @@ impl Outcome {
             verdict: Verdict::Ignored,
             took: Duration::ZERO,
             output: String::new(),
+            first_failure: None,
         }
+    }
+
+    /// Why it failed: the message of the first panic, or the end of the output.
+    pub fn why(&self) -> Vec<String> {
+        let mut lines = self.output.lines();
+        let panic = lines.find(|line| line.contains("panicked at "));
+        let mut why: Vec<_> = match panic {
+            Some(first) => {
+                let is_trace = |line: &&str| line.trim().eq_ignore_ascii_case("stack backtrace:");
+                let message = lines.take_while(|line| !is_trace(line)).take(WHY - 1);
+                [first].into_iter().chain(message).collect()
+            }
+            None => self.output.lines().rev().take(WHY).collect(),
+        };
+        if panic.is_none() {
+            why.reverse();
+        }
+        let shortened = |line: &str| line.trim().chars().take(WIDTH).collect::<String>();
+        let why = why.into_iter().map(shortened);
+        why.filter(|line| !line.is_empty()).collect()
     }
 
     /// Prints the outcome in one piece; with the output if the test failed, or if that is wanted.
@@ -62,5 +94,35 @@ impl fmt::Display for Outcome {
             Verdict::Failed => write!(f, "FAILED ({seconds:.2} s)"),
             Verdict::Ignored => f.write_str("ignored"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn why(output: &str) -> Vec<String> {
+        let outcome = Outcome {
+            output: output.to_owned(),
+            ..Outcome::ignored("a::b".to_owned())
+        };
+        outcome.why()
+    }
+
+    #[test]
+    fn the_first_panic_says_why() {
+        let output = "running 1 test\n\nthread 'b' panicked at b.rs:1:2:\nleft: 1\n\nright: 2\n\
+                      Stack backtrace:\n   0: main\nthread 'c' panicked at c.rs:1:2:\n";
+        let expected = ["thread 'b' panicked at b.rs:1:2:", "left: 1", "right: 2"];
+        assert_eq!(why(output), expected);
+    }
+
+    #[test]
+    fn without_a_panic_the_end_says_why() {
+        let many: String = (0..20).map(|line| format!("line {line}\n")).collect();
+        let lines = why(&many);
+        assert_eq!((lines.len(), &*lines[0]), (WHY, "line 12"));
+        assert_eq!(why(""), [""; 0]);
+        assert_eq!(why(&"x".repeat(2 * WIDTH))[0].len(), WIDTH);
     }
 }

@@ -43,6 +43,8 @@ pub struct Pool {
     pub outputs: PathBuf,
     /// Whether to show the output of passed tests, too.
     pub show_output: bool,
+    /// How many failed tests may be repeated, alone. If more fail, that is no accident.
+    pub second_tries: usize,
 }
 
 /// What a worker says.
@@ -63,10 +65,34 @@ impl Pool {
         let (ignored, tests): (Vec<_>, Vec<_>) = tests.into_iter().partition(Test::is_ignored);
         let ignored = ignored.iter().map(|test| Outcome::ignored(test.name()));
         let mut outcomes: Vec<_> = ignored.inspect(|outcome| outcome.show(false)).collect();
+        let all = tests.clone();
         let (alone, beside) = tests.into_iter().partition(|test| alone::is(&test.name()));
         self.run_beside(beside, self.workers, &mut outcomes)?;
         self.run_beside(alone, NonZeroUsize::MIN, &mut outcomes)?;
+        self.repeat_failed(&all, &mut outcomes)?;
         Ok(outcomes)
+    }
+
+    /// Gives failed tests their second try.
+    fn repeat_failed(&self, tests: &[Test], outcomes: &mut Vec<Outcome>) -> Result<()> {
+        let is_failed = |outcome: &Outcome| outcome.verdict == Verdict::Failed;
+        let failed = outcomes.iter().filter(|outcome| is_failed(outcome)).count();
+        if failed > self.second_tries {
+            return Ok(());
+        }
+        let (failed, mut rest): (Vec<_>, Vec<_>) = outcomes.drain(..).partition(is_failed);
+        for first in failed {
+            println!("test {} failed, and is repeated alone", first.name);
+            let test = tests.iter().find(|test| test.name() == first.name);
+            let second = self.run_one(test.expect("it has run"))?;
+            second.show(self.show_output);
+            rest.push(Outcome {
+                first_failure: Some(first.why()),
+                ..second
+            });
+        }
+        *outcomes = rest;
+        Ok(())
     }
 
     fn run_beside(
@@ -126,12 +152,7 @@ impl Pool {
         } else if status.code().is_none() {
             output += &format!("\nit was ended by a signal: {status}\n");
         }
-        Ok(Outcome {
-            name,
-            verdict: Verdict::of(status.success()),
-            took,
-            output,
-        })
+        Ok(Outcome::ended(name, status.success(), took, output))
     }
 
     fn command(&self, test: &Test) -> Command {

@@ -8,7 +8,7 @@ use super::{
     counts::Counts,
     options::Part,
     stage::{Stage, Tallies},
-    tally::Tally,
+    tally::{Failure, Tally},
 };
 
 /// How many of the slowest tests are named.
@@ -39,7 +39,8 @@ struct Line {
     took: Duration,
     ok: bool,
     detail: String,
-    failures: Vec<String>,
+    failures: Vec<Failure>,
+    repeated: Vec<Failure>,
 }
 
 impl Summary {
@@ -78,6 +79,7 @@ impl Summary {
             ok: true,
             detail: String::new(),
             failures: Vec::new(),
+            repeated: Vec::new(),
         };
         match &result.result {
             Ok(tallies) => {
@@ -85,6 +87,7 @@ impl Summary {
                 line.ok = tally.failed == 0;
                 line.detail = tally.to_string();
                 line.failures.clone_from(&tally.failures);
+                line.repeated.clone_from(&tally.repeated);
                 let ran = tallies.iter().map(|(part, tally)| (*part, tally.ran()));
                 for difference in ran.filter_map(|(part, ran)| {
                     let skipped = self.skipped.iter().any(|(skipped, ..)| *skipped == part);
@@ -92,8 +95,10 @@ impl Summary {
                 }) {
                     if difference.fewer {
                         line.ok = false;
-                        line.failures
-                            .push("fewer tests ran than are known".to_owned());
+                        line.failures.push(Failure {
+                            name: "fewer tests ran than are known".to_owned(),
+                            why: Vec::new(),
+                        });
                         self.total.failed += 1;
                     }
                     self.differences.push(difference.text);
@@ -118,6 +123,12 @@ fn contains(skipped: Part, part: Part) -> bool {
     }
 }
 
+fn write_failure(f: &mut fmt::Formatter<'_>, how: &str, failure: &Failure) -> fmt::Result {
+    writeln!(f, "        {how}: {}", failure.name)?;
+    let mut why = failure.why.iter();
+    why.try_for_each(|line| writeln!(f, "            {line}"))
+}
+
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for line in &self.lines {
@@ -130,7 +141,10 @@ impl fmt::Display for Summary {
                 line.detail
             )?;
             for failure in &line.failures {
-                writeln!(f, "        failed: {failure}")?;
+                write_failure(f, "failed", failure)?;
+            }
+            for failure in &line.repeated {
+                write_failure(f, "failed, then passed alone", failure)?;
             }
         }
         for (part, reason, count) in &self.skipped {
@@ -166,11 +180,20 @@ mod tests {
     use super::*;
     use crate::setup::kernels::Series;
 
+    fn failure(name: &str) -> Failure {
+        Failure {
+            name: name.to_owned(),
+            why: vec!["because".to_owned()],
+        }
+    }
+
     fn tally(passed: u64, failed: u64) -> Tally {
         Tally {
             passed,
             failed,
-            failures: (0..failed).map(|n| format!("web::test_{n}")).collect(),
+            failures: (0..failed)
+                .map(|n| failure(&format!("web::test_{n}")))
+                .collect(),
             ..Tally::default()
         }
     }
@@ -222,8 +245,22 @@ mod tests {
         let summary = Summary::new(&results, &[], Some(&known()));
         assert_eq!((summary.total.passed, summary.total.failed), (9, 2));
         let text = summary.to_string();
-        assert!(text.contains("failed: web::test_0"), "{text}");
+        let failed = "failed: web::test_0\n            because\n";
+        assert!(text.contains(failed), "{text}");
         assert!(text.contains("no clippy"), "{text}");
+    }
+
+    #[test]
+    fn what_passed_at_the_second_try_is_named() {
+        let tally = Tally {
+            repeated: vec![failure("web::late")],
+            ..tally(10, 0)
+        };
+        let summary = Summary::new(&[unit(tally)], &[], Some(&known()));
+        assert_eq!((summary.total.passed, summary.total.failed), (10, 0));
+        let text = summary.to_string();
+        let repeated = "failed, then passed alone: web::late\n            because\n";
+        assert!(text.contains(repeated), "{text}");
     }
 
     #[test]

@@ -10,20 +10,39 @@ pub struct Tally {
     pub passed: u64,
     pub failed: u64,
     pub ignored: u64,
-    /// Names of failed tests.
-    pub failures: Vec<String>,
+    pub failures: Vec<Failure>,
+    /// Tests that failed at first and passed when they were repeated alone, with the first failure.
+    pub repeated: Vec<Failure>,
     /// How long tests took, if each ran on its own.
     pub timed: Vec<(Duration, String)>,
+}
+
+/// A test that failed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Failure {
+    pub name: String,
+    /// A few lines; none if only the test's program knows.
+    pub why: Vec<String>,
 }
 
 impl Tally {
     /// Counts a test.
     fn add(&mut self, outcome: &Outcome) {
         match outcome.verdict {
-            Verdict::Passed => self.passed += 1,
+            Verdict::Passed => {
+                self.passed += 1;
+                let first = outcome.first_failure.clone();
+                self.repeated.extend(first.map(|why| Failure {
+                    name: outcome.name.clone(),
+                    why,
+                }));
+            }
             Verdict::Failed => {
                 self.failed += 1;
-                self.failures.push(outcome.name.clone());
+                self.failures.push(Failure {
+                    name: outcome.name.clone(),
+                    why: outcome.why(),
+                });
             }
             Verdict::Ignored => {
                 self.ignored += 1;
@@ -52,7 +71,10 @@ impl Tally {
             tally.passed = 1;
         }
         if tally.failed > 0 {
-            tally.failures.push(name.to_owned());
+            tally.failures.push(Failure {
+                name: name.to_owned(),
+                why: Vec::new(),
+            });
         }
         tally.timed.push((took, name.to_owned()));
         tally
@@ -100,6 +122,7 @@ impl Sum for Tally {
             total.failed += tally.failed;
             total.ignored += tally.ignored;
             total.failures.extend(tally.failures);
+            total.repeated.extend(tally.repeated);
             total.timed.extend(tally.timed);
             total
         })
@@ -142,12 +165,12 @@ mod tests {
     }
 
     fn outcome(name: &str, passed: bool, seconds: u64) -> Outcome {
-        Outcome {
-            name: name.to_owned(),
-            verdict: Verdict::of(passed),
-            took: Duration::from_secs(seconds),
-            output: String::new(),
-        }
+        let took = Duration::from_secs(seconds);
+        Outcome::ended(name.to_owned(), passed, took, String::new())
+    }
+
+    fn names(failures: &[Failure]) -> Vec<&str> {
+        failures.iter().map(|failure| &*failure.name).collect()
     }
 
     #[test]
@@ -155,7 +178,7 @@ mod tests {
         let output = format!("running 7 tests\n{OK}\nrunning 15 tests\n{FAILED}");
         let tally = of_command(&output, false);
         assert_eq!((tally.passed, tally.failed, tally.ignored), (8, 12, 2));
-        assert_eq!(tally.failures, ["doc"]);
+        assert_eq!(names(&tally.failures), ["doc"]);
     }
 
     #[test]
@@ -181,9 +204,24 @@ mod tests {
         let tally: Tally = outcomes.iter().collect();
         assert_eq!((tally.passed, tally.failed, tally.ignored), (2, 1, 1));
         assert_eq!(tally.ran(), 3);
-        assert_eq!(tally.failures, ["b"]);
+        assert_eq!(names(&tally.failures), ["b"]);
         let slowest = tally.slowest(2).into_iter().map(|(_, name)| name);
         assert_eq!(slowest.collect::<Vec<_>>(), ["b", "c"]);
+    }
+
+    #[test]
+    fn a_test_that_passed_at_the_second_try_is_named_with_its_first_failure() {
+        let outcome = |passed| Outcome {
+            first_failure: Some(vec!["late".to_owned()]),
+            ..outcome("a", passed, 1)
+        };
+        let tally: Tally = [&outcome(true)].into_iter().collect();
+        assert_eq!((tally.passed, tally.failed), (1, 0));
+        assert_eq!(names(&tally.repeated), ["a"]);
+        assert_eq!(tally.repeated[0].why, ["late"]);
+        let tally: Tally = [&outcome(false)].into_iter().collect();
+        assert_eq!((tally.passed, tally.failed), (0, 1));
+        assert_eq!(tally.repeated, []);
     }
 
     #[test]

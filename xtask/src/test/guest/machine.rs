@@ -17,7 +17,7 @@ use super::report::{Reader, Report};
 use crate::{
     architecture::Architecture,
     setup::kernels::{Kernel, Series},
-    test::outcome::{Outcome, Verdict},
+    test::outcome::Outcome,
 };
 
 /// How long a guest may be silent. A test takes seconds; emulated on a busy machine, minutes.
@@ -208,12 +208,8 @@ impl<'a> Progress<'a> {
     }
 
     fn end(&mut self, name: &str, passed: bool, took: Duration, output: String) {
-        let outcome = Outcome {
-            name: format!("Linux {}: {name}", self.series),
-            verdict: Verdict::of(passed),
-            took,
-            output,
-        };
+        let name = format!("Linux {}: {name}", self.series);
+        let outcome = Outcome::ended(name, passed, took, output);
         outcome.show(false);
         self.ended.push(outcome);
     }
