@@ -28,10 +28,12 @@ pub struct Store {
     /// The same slices by their own names: the Service that one belongs to may change.
     slices_by_name: ByName<EndpointSlice>,
     node: Option<Arc<Node>>,
-    /// Objects of connection admission, and whether all there are have come.
+    /// Objects of connection admission, Namespaces with limits among them, and whether all there are
+    /// have come.
     admission: BTreeMap<ObjectRef, Arc<AsWritten>>,
     admission_synced: bool,
     admission_changed: bool,
+    namespaces_synced: bool,
     /// This node's pods, and whether all there are have come.
     pods: BTreeMap<ObjectName, Arc<Pod>>,
     pods_synced: bool,
@@ -81,6 +83,7 @@ impl Store {
             admission: BTreeMap::new(),
             admission_synced: false,
             admission_changed: false,
+            namespaces_synced: false,
             pods: BTreeMap::new(),
             pods_synced: false,
             pods_changed: false,
@@ -125,6 +128,10 @@ impl Store {
                 }
                 Event::AdmissionSynced => {
                     self.admission_synced = true;
+                    self.admission_changed = true;
+                }
+                Event::NamespacesSynced => {
+                    self.namespaces_synced = true;
                     self.admission_changed = true;
                 }
                 Event::ServiceCidrsSynced => self.service_cidrs_changed = true,
@@ -180,6 +187,11 @@ impl Store {
     pub fn take_admission(&mut self) -> Option<Vec<Arc<AsWritten>>> {
         let changed = self.admission_synced && mem::take(&mut self.admission_changed);
         changed.then(|| self.admission.values().cloned().collect())
+    }
+
+    /// Whether all Namespaces have come once, if the source follows them.
+    pub fn are_namespaces_synced(&self) -> bool {
+        self.namespaces_synced
     }
 
     /// The networks of all ServiceCIDRs, if they have changed since the last call; `None` also until
@@ -281,7 +293,7 @@ impl Store {
                     self.remove_slice(&owner, &reference.name.name);
                 }
             }
-            Kind::PriorityLevel | Kind::FlowSchema => {
+            Kind::PriorityLevel | Kind::FlowSchema | Kind::Namespace => {
                 self.admission_changed |= self.admission.remove(&reference).is_some();
             }
             Kind::ServiceCidr => {

@@ -7,9 +7,9 @@ use super::{
     level::{CATCH_ALL, EXEMPT, Level, MAX_ALL_QUEUES, MAX_LEVELS},
     limits::{Limits, limits},
     objects::{
-        Finding, Kind, Object, ObjectRef, Spec,
+        Finding, Kind, Object, ObjectRef, Spec, namespace,
         status::{ACCEPTED, Condition, DANGLING, SEATS_CUT},
-        validate,
+        validate::{self, Valid},
     },
     schema::{DistinguisherMethod, Schema, Source},
 };
@@ -61,18 +61,24 @@ impl Configuration {
                     self.levels.insert(object.name.clone(), valid.value);
                     valid.notes
                 }),
-            Spec::FlowSchema(spec) => validate::schema(&object.name, spec)
-                .and_then(|valid| self.room_for(&valid.value).map(|()| valid))
-                .map(|valid| {
-                    self.schemas.insert(object.name.clone(), valid.value);
-                    valid.notes
-                }),
+            Spec::FlowSchema(spec) => {
+                validate::schema(&object.name, spec).and_then(|valid| self.take_schema(valid))
+            }
+            Spec::Namespace(spec) => {
+                validate::namespace(&object.name, spec).and_then(|valid| self.take_schema(valid))
+            }
         };
         match &taken {
             Ok(_) => drop(self.refused.remove(&object.reference())),
             Err(errors) => self.refuse(object.reference(), errors.clone()),
         }
         taken
+    }
+
+    fn take_schema(&mut self, valid: Valid<Schema>) -> Result<Vec<Finding>, Vec<Finding>> {
+        self.room_for(&valid.value)?;
+        self.schemas.insert(valid.value.name.clone(), valid.value);
+        Ok(valid.notes)
     }
 
     /// Records that the latest version of an object could not even be read. An earlier version
@@ -86,6 +92,7 @@ impl Configuration {
         match reference.kind {
             Kind::PriorityLevel => drop(self.levels.remove(&reference.name)),
             Kind::FlowSchema => drop(self.schemas.remove(&reference.name)),
+            Kind::Namespace => drop(self.schemas.remove(&namespace::schema(&reference.name))),
         }
         self.refused.remove(reference);
     }
@@ -134,14 +141,14 @@ impl Configuration {
         }
         for schema in &in_force.dangling {
             let of_schema = vec![accepted(), dangling(schema)];
-            conditions.insert(reference(Kind::FlowSchema, &schema.name), of_schema);
+            conditions.insert(of_schema_named(&schema.name), of_schema);
         }
         for active in &in_force.schemas {
             let schema = &active.schema;
             if self.schemas.contains_key(&schema.name) {
                 let cut = seats_cut(schema, &limits[active.level]);
                 let of_schema = vec![accepted(), found(schema), cut];
-                conditions.insert(reference(Kind::FlowSchema, &schema.name), of_schema);
+                conditions.insert(of_schema_named(&schema.name), of_schema);
             }
         }
         for (reference, errors) in &self.refused {
@@ -221,7 +228,8 @@ impl InForce {
     /// How a schema tells flows apart, if it does by whose pods connections come from.
     pub(crate) fn identity_method(&self, active: &ActiveSchema) -> Option<DistinguisherMethod> {
         let method = active.schema.distinguisher?;
-        let is_asked = self.levels[active.level].tells_flows_apart();
+        let level = &self.levels[active.level];
+        let is_asked = active.schema.tells_flows_apart(level);
         (is_asked && method.needs_identity()).then_some(method)
     }
 
@@ -235,6 +243,14 @@ fn reference(kind: Kind, name: &str) -> ObjectRef {
     ObjectRef {
         kind,
         name: name.to_owned(),
+    }
+}
+
+/// The object that has made a schema of this name.
+fn of_schema_named(name: &str) -> ObjectRef {
+    match namespace::of_schema(name) {
+        Some(namespace) => reference(Kind::Namespace, namespace),
+        None => reference(Kind::FlowSchema, name),
     }
 }
 

@@ -116,14 +116,6 @@ impl Level {
         }
     }
 
-    /// Whether it matters which flow a connection belongs to.
-    pub fn tells_flows_apart(&self) -> bool {
-        let per_flow = self
-            .limited()
-            .and_then(|limited| limited.connections.max_connections_per_flow);
-        per_flow.is_some() || self.queuing().is_some_and(|queuing| queuing.queues > 1)
-    }
-
     /// The level's queues, if it has any.
     pub fn queuing(&self) -> Option<Queuing> {
         match self.limited()?.response {

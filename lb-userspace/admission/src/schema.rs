@@ -7,12 +7,14 @@ use lb_objects::Protocol;
 
 use super::{
     deadlines::Deadlines,
-    level::{CATCH_ALL, EXEMPT},
+    level::{CATCH_ALL, EXEMPT, Level},
     limits::Limits,
 };
 
 /// The precedence that only the schema `exempt` may have.
 pub const EXEMPT_PRECEDENCE: u32 = 1;
+/// The precedence of the limits of Namespaces: after the schemas that people write.
+pub const NAMESPACE_PRECEDENCE: u32 = 9000;
 /// The lowest precedence there is, numerically the highest.
 pub const LAST_PRECEDENCE: u32 = 10_000;
 
@@ -28,6 +30,8 @@ pub struct Schema {
     pub distinguisher: Option<DistinguisherMethod>,
     /// A connection must match one of them. Without rules nothing matches.
     pub rules: Vec<Rule>,
+    /// The most connections of one of its flows, beside what its level allows.
+    pub max_connections_per_flow: Option<u32>,
     /// Seats of one connection, 1 to 10.
     pub width: u32,
     /// How long its seats stay taken after a connection has ended.
@@ -216,6 +220,7 @@ impl Schema {
             level: level.to_owned(),
             distinguisher: None,
             rules: Vec::new(),
+            max_connections_per_flow: None,
             width: 1,
             linger: super::deadlines::LINGER.default,
             deadlines: Deadlines::default(),
@@ -230,6 +235,20 @@ impl Schema {
         limits
             .max_seats
             .map_or(self.width, |max| self.width.min(max))
+    }
+
+    /// The most connections of one of its flows at this level; `None` means no limit.
+    pub fn most_per_flow(&self, level: &Level) -> Option<u32> {
+        let of_level = level.limited();
+        let of_level = of_level.and_then(|limited| limited.connections.max_connections_per_flow);
+        let limits = of_level.into_iter().chain(self.max_connections_per_flow);
+        limits.min()
+    }
+
+    /// Whether it matters at this level which of its flows a connection belongs to.
+    pub fn tells_flows_apart(&self, level: &Level) -> bool {
+        let has_queues = level.queuing().is_some_and(|queuing| queuing.queues > 1);
+        has_queues || self.most_per_flow(level).is_some()
     }
 
     /// The sort key of schemas, by which they are asked: precedence, then name byte by byte.

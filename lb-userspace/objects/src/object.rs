@@ -88,6 +88,9 @@ pub enum Kind {
     Pod,
     PriorityLevel,
     FlowSchema,
+    /// Only with the limit of connections that its annotations set, as [`AsWritten`]. The agent need not
+    /// have the right to read it.
+    Namespace,
     /// Of networking.k8s.io/v1. A cluster need not have it, nor the agent the right to read it.
     ServiceCidr,
 }
@@ -107,6 +110,7 @@ impl Kind {
             Self::Pod => "pods",
             Self::PriorityLevel => "prioritylevels",
             Self::FlowSchema => "flowschemas",
+            Self::Namespace => "namespaces",
             Self::ServiceCidr => "servicecidrs",
         }
     }
@@ -126,6 +130,7 @@ impl fmt::Display for Kind {
             Self::Pod => "Pod",
             Self::PriorityLevel => "PriorityLevel",
             Self::FlowSchema => "FlowSchema",
+            Self::Namespace => "Namespace",
             Self::ServiceCidr => "ServiceCIDR",
         })
     }

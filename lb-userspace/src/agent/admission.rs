@@ -47,6 +47,8 @@ pub struct Admission {
     problem: Option<(String, Instant)>,
     /// Whether the API server's objects have not come yet, and are worth waiting for.
     is_waiting: bool,
+    /// The same of its Namespaces.
+    awaits_namespaces: bool,
     /// What is wrong with objects, as the log says.
     told: HashSet<String>,
     pods: Pods,
@@ -83,6 +85,10 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 /// started may.
 const PATIENCE: Duration = Duration::from_secs(30);
 
+/// How long the first configuration waits for the limits of Namespaces, so that an agent's start does not
+/// lift them.
+const NAMESPACES_PATIENCE: Duration = Duration::from_secs(5);
+
 /// When a configuration is tried again that found no room: connections end, and levels that nobody
 /// wants any more with them.
 const RETRY: Duration = Duration::from_secs(10);
@@ -107,16 +113,19 @@ impl Admission {
             line: Arc::new(Line::new(queues)),
             problem: None,
             is_waiting: of_api,
+            awaits_namespaces: of_api,
             told: HashSet::new(),
             pods: Pods::default(),
             undivided: 0,
         })
     }
 
-    /// Takes over all objects that the API server has.
-    pub fn set_objects(&mut self, objects: Vec<Arc<AsWritten>>) {
+    /// Takes over all objects that the API server has, all Namespaces with limits among them if
+    /// `has_namespaces`.
+    pub fn set_objects(&mut self, objects: Vec<Arc<AsWritten>>, has_namespaces: bool) {
         self.received = Some(objects);
         self.is_waiting = false;
+        self.awaits_namespaces &= !has_namespaces;
     }
 
     /// Takes over this node's pods, which have all come if `are_complete`.
@@ -161,7 +170,10 @@ impl Admission {
                  the mandatory ones are in force (install deploy/crds)"
             );
         }
-        self.is_waiting
+        // The agent may lack the right to read Namespaces.
+        let patience = self.line.origin.elapsed() < NAMESPACES_PATIENCE;
+        self.awaits_namespaces &= self.in_force.is_none() && patience;
+        self.is_waiting || self.awaits_namespaces
     }
 
     /// Reads the objects if they have changed, and puts them in force. Whether frontends may belong

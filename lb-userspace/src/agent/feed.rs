@@ -33,6 +33,8 @@ pub struct Feed {
     pub health: Arc<SourceHealth>,
     /// The state of the resources of connection admission, if the API server is asked for them.
     pub admission: Option<Arc<SourceHealth>>,
+    /// The state of Namespaces, if the API server is asked for them.
+    pub namespaces: Option<Arc<SourceHealth>>,
     /// The state of ServiceCIDRs, if the API server is asked for them.
     pub service_cidrs: Option<Arc<SourceHealth>>,
     /// This node's pods, if the API server may be asked for them.
@@ -87,6 +89,9 @@ impl Feed {
         let admission = config
             .follows_admission()
             .then(|| Arc::new(SourceHealth::new(Kind::ADMISSION.map(Kind::resource))));
+        let namespaces = config
+            .follows_admission()
+            .then(|| Arc::new(SourceHealth::new([Kind::Namespace.resource()])));
         let service_cidrs = config
             .follows_service_cidrs()
             .then(|| Arc::new(SourceHealth::new([Kind::ServiceCidr.resource()])));
@@ -103,6 +108,7 @@ impl Feed {
                 let source = source
                     .reporting_to(health.clone())
                     .following_admission(admission.clone())
+                    .following_namespaces(namespaces.clone())
                     .following_service_cidrs(service_cidrs.clone())
                     .following_pods(pods.as_ref().map(|pods| PodWatch {
                         health: pods.health.clone(),
@@ -123,6 +129,7 @@ impl Feed {
         Ok(Self {
             health,
             admission,
+            namespaces,
             service_cidrs,
             pods,
             statuses,

@@ -430,7 +430,7 @@ impl Agent {
             && let Some(objects) = self.store.take_admission()
         {
             // They are in force from the next quiet moment on, however often they change.
-            admission.set_objects(objects);
+            admission.set_objects(objects, self.store.are_namespaces_synced());
         }
         if let Some(pods) = self.store.take_pods()
             && let Some(admission) = &mut self.admission
@@ -542,6 +542,7 @@ impl Agent {
                 | Event::Problems { .. }
                 | Event::Synced
                 | Event::AdmissionSynced
+                | Event::NamespacesSynced
                 | Event::PodsSynced
                 | Event::ServiceCidrsSynced => continue,
             };
@@ -554,6 +555,7 @@ impl Agent {
                 | Kind::Pod
                 | Kind::PriorityLevel
                 | Kind::FlowSchema
+                | Kind::Namespace
                 | Kind::ServiceCidr => continue,
             };
             total.inc();

@@ -109,7 +109,8 @@ impl Agent {
     /// What is wrong with the objects of connection admission, and why they cannot be followed.
     fn admission_problems(&self) -> Vec<String> {
         let pods = self.feed.pods.iter().map(|pods| &pods.health);
-        let health = self.feed.admission.iter().chain(pods);
+        let health = self.feed.admission.iter();
+        let health = health.chain(&self.feed.namespaces).chain(pods);
         let behind = health.flat_map(|health| health.states());
         let behind = behind.filter_map(|state| Some(format!("{}: {}", state.name, state.error?)));
         let objects = self.admission.iter().flat_map(Admission::problems);

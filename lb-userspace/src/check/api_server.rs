@@ -64,12 +64,17 @@ const SERVICE_CIDRS: Right = Right {
 
 /// The same for the objects of connection admission. The right to ask for pods is one's own to give:
 /// `status` says where it is missed.
-const ADMISSION: [Right; 4] = [
+const ADMISSION: [Right; 5] = [
     of_admission("prioritylevels", FOLLOW, NO_OBJECTS),
     of_admission("flowschemas", FOLLOW, NO_OBJECTS),
     of_admission("prioritylevels/status", &["patch"], NO_STATUS),
     of_admission("flowschemas/status", &["patch"], NO_STATUS),
+    Right {
+        without: Some(NO_LIMITS),
+        ..needed("", "namespaces")
+    },
 ];
+const NO_LIMITS: &str = "the limits of Namespaces are not in force";
 const NO_OBJECTS: &str = "connections are not limited as the objects say";
 const NO_STATUS: &str = "these objects' status will not say what is wrong with them";
 

@@ -171,20 +171,26 @@ async fn listed(config: &Config) -> anyhow::Result<Vec<Event>> {
         .follows_admission()
         .then(|| Arc::new(SourceHealth::new(Kind::ADMISSION.map(Kind::resource))));
     let source = ApiSource::open(config.api_access.clone(), &config.node_name, metrics).await?;
+    let namespaces = config
+        .follows_admission()
+        .then(|| Arc::new(SourceHealth::new([Kind::Namespace.resource()])));
     let service_cidrs = config
         .follows_service_cidrs()
         .then(|| Arc::new(SourceHealth::new([Kind::ServiceCidr.resource()])));
     let source = source
         .following_admission(admission.clone())
+        .following_namespaces(namespaces.clone())
         .following_service_cidrs(service_cidrs.clone());
     // What a cluster need not have, what says that it has all come, and what it is called.
     let admission = admission.map(|health| {
         let kinds = "PriorityLevels and FlowSchemas";
         (health, Event::AdmissionSynced, kinds)
     });
+    let namespaces = namespaces.map(|health| (health, Event::NamespacesSynced, "Namespaces"));
     let service_cidrs =
         service_cidrs.map(|health| (health, Event::ServiceCidrsSynced, "ServiceCIDRs"));
-    let mut missing: Vec<_> = admission.into_iter().chain(service_cidrs).collect();
+    let missing = admission.into_iter().chain(namespaces);
+    let mut missing: Vec<_> = missing.chain(service_cidrs).collect();
     let health = source.health();
     let (sender, mut batches) = mpsc::channel::<Batch>(1);
     let start = Instant::now();

@@ -61,6 +61,8 @@ pub enum Event {
     Synced,
     /// The same of the objects of connection admission, which the rest does not wait for.
     AdmissionSynced,
+    /// The same of Namespaces, if they are followed: some have limits.
+    NamespacesSynced,
     /// The same of this node's pods, if they are followed by themselves.
     PodsSynced,
     /// The same of ServiceCIDRs, if they are followed by themselves.

@@ -152,6 +152,7 @@ mod tests {
             level: "tenants".to_owned(),
             number,
             tenants: Vec::new(),
+            most_per_flow: None,
             longest_wait: Duration::from_secs(1),
         }
     }

@@ -183,3 +183,58 @@ async fn service_cidrs_come_by_themselves_and_nobody_waits_for_them() {
     let gone = Object::ServiceCidr(found.clone()).reference();
     assert_eq!(follower.batch().await, [Event::Delete(gone)]);
 }
+
+#[tokio::test(start_paused = true)]
+async fn namespaces_matter_only_with_a_limit() {
+    let health = Arc::new(SourceHealth::new([Kind::Namespace.resource()]));
+    let mut follower = Follower::of(|source| source.following_namespaces(Some(health.clone())));
+    follower.api.serve_empty("endpointslices");
+    follower.api.serve_empty("nodes");
+    let _services = follower.listed(&[service("a", 1)], 5).await;
+    assert_eq!(follower.synced, 1, "nobody waits for them");
+    let refused = follower.api.next("namespaces").await;
+    assert_eq!(refused.path, "/api/v1/namespaces");
+    refused.refuse(403, None);
+    follower.api.next("namespaces").await.refuse(403, None);
+    let stream = follower.api.next("namespaces").await.stream();
+    assert!(health.states()[0].error.is_some() && !health.all_synced());
+
+    let namespace = |version: u64, name: &str, annotations: Value| {
+        json!({
+            "apiVersion": "v1",
+            "kind": "Namespace",
+            "metadata": {
+                "name": name,
+                "resourceVersion": version.to_string(),
+                "annotations": annotations,
+            },
+            "status": {"phase": "Active"},
+        })
+    };
+    let limit = json!({"node-lb.io/max-connections": "20", "other": "x"});
+    stream
+        .event("ADDED", &namespace(6, "default", json!({})))
+        .await;
+    stream.event("ADDED", &namespace(7, "shop", limit)).await;
+    stream.bookmark(7, true).await;
+    let mut events = Vec::new();
+    while !events.contains(&Event::NamespacesSynced) {
+        events.extend(follower.batch().await);
+    }
+    let found = events.iter().filter_map(|event| match event {
+        Event::Apply(Object::Admission(found)) => Some(found.clone()),
+        _ => None,
+    });
+    let found: Vec<_> = found.collect();
+    assert_eq!(found.len(), 1, "{events:?}");
+    assert_eq!(
+        found[0].json["metadata"],
+        json!({"name": "shop", "annotations": {"node-lb.io/max-connections": "20"}})
+    );
+    assert!(health.all_synced());
+    stream
+        .event("MODIFIED", &namespace(8, "shop", json!({})))
+        .await;
+    let gone = Object::Admission(found[0].clone()).reference();
+    assert_eq!(follower.batch().await, [Event::Delete(gone)]);
+}

@@ -50,6 +50,7 @@ impl FakeApi {
             "events",
             "prioritylevels",
             "flowschemas",
+            "namespaces",
             "servicecidrs",
         ];
         let (senders, calls): (HashMap<_, _>, HashMap<_, _>) = names

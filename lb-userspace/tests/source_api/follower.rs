@@ -165,8 +165,14 @@ impl Follower {
             Event::Apply(_) | Event::EndpointsChanged { .. } => {}
             Event::Delete(reference)
                 if Kind::ADMISSION.contains(&reference.kind)
-                    || matches!(reference.kind, Kind::Pod | Kind::ServiceCidr) => {}
-            Event::AdmissionSynced | Event::PodsSynced | Event::ServiceCidrsSynced => {}
+                    || matches!(
+                        reference.kind,
+                        Kind::Namespace | Kind::Pod | Kind::ServiceCidr
+                    ) => {}
+            Event::AdmissionSynced
+            | Event::NamespacesSynced
+            | Event::PodsSynced
+            | Event::ServiceCidrsSynced => {}
             Event::Delete(reference) => {
                 let name = reference.name.name.to_string();
                 assert!(

@@ -17,6 +17,8 @@ use super::support::{WEB, cluster_ip, serve};
 
 /// Seats of the node, of which catch-all has five shares.
 const SEATS: u32 = 30;
+/// What the Namespace of the test may have at last.
+const LIMIT: usize = 7;
 
 /// A level with so many shares, and a schema for anyone's connections to the Service of the test.
 fn objects(shares: u32) -> String {
@@ -186,6 +188,68 @@ fn levels_follow_the_api_server_and_outlive_it() {
     let dangles = problems.iter().any(|text| text.contains("FlowSchema"));
     assert!(dangles, "{problems:?}");
     until_condition(&mut cluster, "Dangling", "True NotFound");
+    namespaces_have_limits(&mut cluster, target);
+}
+
+/// All Services of a Namespace share a limit that an annotation sets, also while another agent starts.
+fn namespaces_have_limits(cluster: &mut Cluster, target: SocketAddr) {
+    let limit = format!("node-lb.io/max-connections={LIMIT}");
+    let annotate = ["annotate", "namespace", "default", &limit];
+    cluster.control_plane.kubectl(&annotate).unwrap();
+    let held = cluster.until(|cluster| {
+        let held = open(cluster, target, LIMIT + 3);
+        ensure!(held.len() == LIMIT, "{} are let in", held.len());
+        Ok(held)
+    });
+    let held = held.unwrap();
+    let text = explained(cluster, target);
+    let takes = "FlowSchema namespace:default takes it";
+    assert!(text.contains(takes), "{text}");
+    let connections = cluster.ground.connections(1).unwrap();
+    let row = connections
+        .lines()
+        .find(|row| row.starts_with("namespace:default"));
+    let row: Vec<_> = row.unwrap_or_default().split_whitespace().collect();
+    let limit = LIMIT.to_string();
+    let expected = ["namespace:default", "catch-all", "*", &limit, &limit, "0"];
+    assert_eq!(row, expected, "{connections}");
+
+    cluster.ground.kill_agents().unwrap();
+    assert!(open(cluster, target, 1).is_empty());
+    cluster.ground.start_agents().unwrap();
+    cluster.live_for(Duration::from_secs(2)).unwrap();
+    assert!(open(cluster, target, 1).is_empty());
+    drop(held);
+
+    let wrong = "node-lb.io/max-connections=many";
+    let annotate = ["annotate", "--overwrite", "namespace", "default", wrong];
+    cluster.control_plane.kubectl(&annotate).unwrap();
+    let told = cluster.until(|cluster| {
+        let problems = cluster.ground.status(1)?.admission_problems;
+        let told = problems
+            .iter()
+            .any(|text| text.contains("Namespace/default: "));
+        ensure!(told, "{problems:?}");
+        Ok(open(cluster, target, LIMIT + 3))
+    });
+    assert_eq!(
+        told.unwrap().len(),
+        LIMIT,
+        "the last valid limit is in force"
+    );
+    let annotate = [
+        "annotate",
+        "namespace",
+        "default",
+        "node-lb.io/max-connections-",
+    ];
+    cluster.control_plane.kubectl(&annotate).unwrap();
+    let lifted = cluster.until(|cluster| {
+        let held = open(cluster, target, LIMIT + 3);
+        ensure!(held.len() > LIMIT, "{} are let in", held.len());
+        Ok(())
+    });
+    lifted.unwrap();
 }
 
 /// Waits until a condition of the flow schema says this; one of the agents has written it.

@@ -42,7 +42,7 @@ impl<'a> Distinguisher<'a> {
     /// none.
     pub fn new(schema: &Schema, level: &Level, connection: &Connection<'a>) -> Self {
         match schema.distinguisher {
-            Some(method) if level.tells_flows_apart() => Self::by(method, connection),
+            Some(method) if schema.tells_flows_apart(level) => Self::by(method, connection),
             _ => Self::None,
         }
     }

@@ -15,9 +15,10 @@ pub const DURATION_PATTERN: &str = "^$|^[+-]?(0|([0-9]+([.][0-9]+)?(ns|us|\u{b5}
 /// Keywords of JSON Schema that structural schemas do not allow, or where they say nothing.
 const SURPLUS: [&str; 3] = ["$schema", "nullable", "title"];
 
-/// The definition of one kind.
-pub fn definition(kind: Kind) -> Value {
-    match kind {
+/// The definition of one kind; `None` if it is Kubernetes' own.
+pub fn definition(kind: Kind) -> Option<Value> {
+    Some(match kind {
+        Kind::Namespace => return None,
         Kind::PriorityLevel => custom_resource(
             kind,
             "prioritylevels",
@@ -90,15 +91,15 @@ pub fn definition(kind: Kind) -> Value {
                 ),
             ],
         ),
-    }
+    })
 }
 
-/// The definition of one kind as YAML.
+/// The definition of one kind as YAML; `None` if it is Kubernetes' own.
 ///
 /// # Errors
 /// If it cannot be written, which happens only without memory.
-pub fn yaml(kind: Kind) -> Result<String, serde_saphyr::ser::Error> {
-    serde_saphyr::to_string(&definition(kind))
+pub fn yaml(kind: Kind) -> Option<Result<String, serde_saphyr::ser::Error>> {
+    definition(kind).map(|definition| serde_saphyr::to_string(&definition))
 }
 
 /// CEL rules for a hand of queues. CEL has no logarithm, so they list the largest deck of each hand

@@ -25,6 +25,7 @@ pub fn fill(spec: &mut Spec) {
     match spec {
         Spec::PriorityLevel(spec) => priority_level(spec),
         Spec::FlowSchema(spec) => flow_schema(spec),
+        Spec::Namespace(_) => {}
     }
 }
 

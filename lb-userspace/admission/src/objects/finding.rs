@@ -74,6 +74,11 @@ impl Path {
         Self("spec".to_owned())
     }
 
+    /// The object's metadata.
+    pub fn metadata() -> Self {
+        Self("metadata".to_owned())
+    }
+
     /// The path of a field inside this one.
     #[must_use]
     pub fn field(&self, name: &str) -> Self {

@@ -38,6 +38,12 @@ pub struct FlowSchemaSpec {
     #[schemars(length(max = 64))]
     pub rules: Vec<RuleSpec>,
 
+    /// How many connections one flow may have, waiting ones included, if its level does not allow fewer;
+    /// more are refused at once. Without it only the level's limit counts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
+    pub max_connections_per_flow: Option<i32>,
+
     /// Seats that one connection takes, for backends whose connections cost more than others.
     /// Zero means the default.
     #[serde(default, deserialize_with = "or_default")]

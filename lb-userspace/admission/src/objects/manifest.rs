@@ -10,7 +10,10 @@ use lb_objects::{
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-use super::{GROUP, Kind, Object, ObjectRef, Spec, VERSION, defaults, finding::Finding, validate};
+use super::{
+    GROUP, Kind, NamespaceSpec, Object, ObjectRef, Spec, VERSION, defaults, finding::Finding,
+    validate,
+};
 
 /// Fields of an object that are allowed beside `spec`.
 const OBJECT_FIELDS: [&str; 5] = ["apiVersion", "kind", "metadata", "spec", "status"];
@@ -63,9 +66,14 @@ impl Manifest {
         };
         let version = text_of(&fields, "apiVersion");
         let is_in_group = version.is_some_and(|version| version.split('/').next() == Some(GROUP));
-        if let Some(kind) = Kind::ALL.into_iter().find(|known| known.as_str() == kind) {
+        if let Some(kind) = Kind::OWN.into_iter().find(|known| known.as_str() == kind) {
             if is_in_group || version.is_none() {
                 self.documents.push(document(kind, line, fields));
+                return Ok(());
+            }
+        } else if kind == Kind::Namespace.as_str() && matches!(version, None | Some("v1")) {
+            if let Some(limited) = limited_namespace(line, &fields) {
+                self.documents.push(limited);
                 return Ok(());
             }
         } else if let Some(item_kind) = kind.strip_suffix("List") {
@@ -89,7 +97,7 @@ impl Manifest {
             }
             return Ok(());
         } else if is_in_group {
-            let known = Kind::ALL.map(Kind::as_str).join(", ");
+            let known = Kind::OWN.map(Kind::as_str).join(", ");
             let kind = quoted(kind);
             return Err(broken(&format!("kind {kind} is none of {GROUP}: {known}")));
         }
@@ -102,10 +110,28 @@ fn text_of<'a>(fields: &'a Map<String, Value>, key: &str) -> Option<&'a str> {
     fields.get(key).and_then(Value::as_str)
 }
 
-fn document(kind: Kind, line: u64, fields: Map<String, Value>) -> Document {
+fn name_of(fields: &Map<String, Value>) -> String {
     let metadata = fields.get("metadata");
     let name = metadata.and_then(|metadata| metadata.get("name")?.as_str());
-    let name = name.unwrap_or_default().to_owned();
+    name.unwrap_or_default().to_owned()
+}
+
+/// A Namespace, if it has a limit.
+fn limited_namespace(line: u64, fields: &Map<String, Value>) -> Option<Document> {
+    let spec = NamespaceSpec::of(fields.get("metadata")?.as_object()?)?;
+    let object = Object {
+        name: name_of(fields),
+        spec: Spec::Namespace(spec),
+    };
+    Some(Document {
+        reference: object.reference(),
+        line,
+        object: Ok(object),
+    })
+}
+
+fn document(kind: Kind, line: u64, fields: Map<String, Value>) -> Document {
+    let name = name_of(&fields);
     Document {
         reference: ObjectRef {
             kind,
@@ -138,6 +164,8 @@ fn object(
     let spec = match kind {
         Kind::PriorityLevel => read(spec, &mut errors).map(Spec::PriorityLevel),
         Kind::FlowSchema => read(spec, &mut errors).map(Spec::FlowSchema),
+        // It has no specification.
+        Kind::Namespace => None,
     };
     let Some(mut spec) = spec else {
         return Err(errors);

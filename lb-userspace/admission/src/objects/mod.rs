@@ -12,6 +12,7 @@ pub mod defaults;
 pub mod finding;
 pub mod flow_schema;
 pub mod manifest;
+pub mod namespace;
 pub mod priority_level;
 pub mod rule;
 pub mod status;
@@ -22,6 +23,7 @@ pub use self::{
     finding::{Finding, Path},
     flow_schema::FlowSchemaSpec,
     manifest::{Document, Manifest},
+    namespace::NamespaceSpec,
     priority_level::PriorityLevelSpec,
 };
 
@@ -42,6 +44,7 @@ pub struct Object {
 pub enum Spec {
     PriorityLevel(PriorityLevelSpec),
     FlowSchema(Box<FlowSchemaSpec>),
+    Namespace(NamespaceSpec),
 }
 
 /// The kinds of objects.
@@ -49,9 +52,11 @@ pub enum Spec {
 pub enum Kind {
     PriorityLevel,
     FlowSchema,
+    /// Kubernetes' own. Only one with a [limit](namespace) matters.
+    Namespace,
 }
 
-/// Identity of an object. Both kinds have no namespace.
+/// Identity of an object. No kind has a namespace.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ObjectRef {
     pub kind: Kind,
@@ -65,6 +70,7 @@ impl Object {
             kind: match self.spec {
                 Spec::PriorityLevel(_) => Kind::PriorityLevel,
                 Spec::FlowSchema(_) => Kind::FlowSchema,
+                Spec::Namespace(_) => Kind::Namespace,
             },
             name: self.name.clone(),
         }
@@ -72,14 +78,17 @@ impl Object {
 }
 
 impl Kind {
-    /// Both kinds.
-    pub const ALL: [Self; 2] = [Self::PriorityLevel, Self::FlowSchema];
+    /// All kinds.
+    pub const ALL: [Self; 3] = [Self::PriorityLevel, Self::FlowSchema, Self::Namespace];
+    /// The kinds of [`GROUP`].
+    pub const OWN: [Self; 2] = [Self::PriorityLevel, Self::FlowSchema];
 
     /// As in an object's `kind`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::PriorityLevel => "PriorityLevel",
             Self::FlowSchema => "FlowSchema",
+            Self::Namespace => "Namespace",
         }
     }
 }

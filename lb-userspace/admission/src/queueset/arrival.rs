@@ -10,6 +10,8 @@ pub struct Arrival {
     pub hash: u64,
     /// The caller's number of its flow schema, by which it is counted; small numbers are best.
     pub schema: u32,
+    /// The most connections that its flow may have, beside what the level allows.
+    pub most_of_flow: u32,
     /// Seats while it lasts. If `final_seats` is larger, it takes that number all the time.
     pub initial_seats: u32,
     /// Seats that stay taken for `additional_latency` after its end.
@@ -39,6 +41,7 @@ impl Arrival {
         Self {
             hash,
             schema: 0,
+            most_of_flow: u32::MAX,
             initial_seats: width,
             final_seats: if linger > 0 { width } else { 0 },
             additional_latency: linger,

@@ -26,7 +26,8 @@ impl QueueSet {
     fn ask(&mut self, arrival: Arrival, queue: Option<u32>, now: u64) -> Verdict {
         self.synchronise(now);
         let width = arrival.width();
-        if self.counts_flows() && self.is_flow_full(arrival.hash) {
+        self.some_flows_limited |= arrival.most_of_flow < u32::MAX;
+        if self.counts_flows() && self.is_flow_full(&arrival) {
             return self.reject(&arrival, Rejection::FlowLimit, now);
         }
         let (dealer, length_limit) = match self.kind {
@@ -137,14 +138,15 @@ impl QueueSet {
         self.policy.charges_continuously()
             && match self.kind {
                 Kind::Exempt => false,
-                Kind::Reject => self.caps.per_flow < u32::MAX,
+                Kind::Reject => self.caps.per_flow < u32::MAX || self.some_flows_limited,
                 Kind::Queue { .. } => true,
             }
     }
 
-    fn is_flow_full(&self, hash: u64) -> bool {
-        let connections = self.flows.find(hash).map_or(0, |flow| flow.connections);
-        connections >= self.caps.per_flow
+    fn is_flow_full(&self, arrival: &Arrival) -> bool {
+        let flow = self.flows.find(arrival.hash);
+        let connections = flow.map_or(0, |flow| flow.connections);
+        connections >= self.caps.per_flow.min(arrival.most_of_flow)
     }
 
     /// Changes a flow's numbers.

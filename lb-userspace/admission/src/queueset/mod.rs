@@ -93,6 +93,8 @@ pub struct QueueSet {
     tick: Tick,
     /// Whether connections may wait in other queues than those of their present hands.
     mixed_hands: bool,
+    /// Whether a flow schema has limited what its flows may have.
+    some_flows_limited: bool,
     /// Arrivals for which a queue was chosen here.
     enqueues: u64,
 
@@ -176,6 +178,7 @@ impl QueueSet {
             order: Tournament::new(conditions),
             tick: Tick::default(),
             mixed_hands: false,
+            some_flows_limited: false,
             enqueues: 0,
             waiting: 0,
             seats_waiting: 0,

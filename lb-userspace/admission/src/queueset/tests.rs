@@ -62,6 +62,7 @@ fn queues_are_picked_as_by_upstream() {
                 Arrival {
                     hash,
                     schema: 0,
+                    most_of_flow: u32::MAX,
                     initial_seats: queue.head_initial_seats,
                     final_seats: 0,
                     additional_latency: 0,

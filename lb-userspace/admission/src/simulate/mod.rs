@@ -310,6 +310,7 @@ impl Flows<'_> {
             level,
             arrival: Arrival {
                 schema: number as u32,
+                most_of_flow: schema.max_connections_per_flow.unwrap_or(u32::MAX),
                 ..Arrival::connection(hash, seats, nanoseconds(schema.linger), None)
             },
             hold: recorded.hold_ns,
@@ -355,6 +356,7 @@ fn client_request(client: &Client, level: LevelId, flow: u32, group: u32) -> Req
         arrival: Arrival {
             hash: client.hash,
             schema: 0,
+            most_of_flow: u32::MAX,
             initial_seats: client.initial_seats,
             final_seats: ending.seats,
             additional_latency: ending.time,

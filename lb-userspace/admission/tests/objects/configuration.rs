@@ -345,3 +345,82 @@ fn deadlines_are_clamped_and_noted() {
         assert_eq!(fields(&errors), [field], "{more}");
     }
 }
+
+fn namespace(name: &str, annotations: &str) -> String {
+    format!(
+        "---\napiVersion: v1\nkind: Namespace\nmetadata: {{name: {name}, annotations: {{{annotations}}}}}\n"
+    )
+}
+
+#[test]
+fn the_limit_of_a_namespace_is_a_schema_after_those_that_people_write() {
+    let limit = "node-lb.io/max-connections: '20'";
+    let text = namespace("shop", limit)
+        + &namespace("bank", &format!("{limit}, node-lb.io/priority-level: a"))
+        + &schema("s", "catch-all", "")
+        + &schema("last", "catch-all", ", matchingPrecedence: 9999");
+    let mut configuration = configuration(&text);
+    let expected = [
+        "exempt exempt",
+        "s catch-all",
+        "namespace:shop catch-all",
+        "last catch-all",
+        "catch-all catch-all",
+    ];
+    assert_eq!(schemas(&configuration), expected);
+    let bank = reference(Kind::Namespace, "bank");
+    assert!(condition(&configuration, &bank, "Dangling").unwrap().status);
+    configuration.apply(&objects(&level("a", 1))[0]).unwrap();
+    assert!(schemas(&configuration).contains(&"namespace:bank a".to_owned()));
+
+    let in_force = configuration.in_force();
+    let shop = &in_force.schemas[3].schema;
+    assert_eq!((&*shop.name, shop.precedence), ("namespace:shop", 9000));
+    let level = &in_force.levels[in_force.schemas[3].level];
+    assert_eq!(shop.most_per_flow(level), Some(20));
+
+    // The last valid version stays, until the Namespace or its limit is gone.
+    let wrong = namespace(
+        "shop",
+        "node-lb.io/max-connections: many, node-lb.io/priority-level: exempt",
+    );
+    let wrong = configuration.apply(&objects(&wrong)[0]).unwrap_err();
+    let expected = [
+        "metadata.annotations[node-lb.io/max-connections]",
+        "metadata.annotations[node-lb.io/priority-level]",
+    ];
+    assert_eq!(fields(&wrong), expected);
+    assert_eq!(configuration.in_force(), in_force);
+    configuration.delete(&reference(Kind::Namespace, "shop"));
+    assert!(!schemas(&configuration).contains(&"namespace:shop catch-all".to_owned()));
+
+    // Nobody else may have such a name.
+    let taken = schema("namespace:shop", "catch-all", "");
+    let refused = configuration.apply(&objects(&taken)[0]).unwrap_err();
+    assert_eq!(fields(&refused), ["metadata.name"]);
+}
+
+#[test]
+fn a_schema_may_allow_fewer_connections_than_its_level() {
+    let limited = |most: i32| {
+        format!(
+            "---\nkind: PriorityLevel\nmetadata: {{name: a}}\nspec: {{type: Limited, limited: \
+             {{limitResponse: {{type: Reject}}, connections: {{maxConnectionsPerFlow: {most}}}}}}}\n"
+        )
+    };
+    for (of_level, of_schema, most) in [(5, 7, 5), (7, 5, 5)] {
+        let schema = schema("s", "a", &format!(", maxConnectionsPerFlow: {of_schema}"));
+        let in_force = configuration(&(limited(of_level) + &schema)).in_force();
+        let active = &in_force.schemas[1];
+        let level = &in_force.levels[active.level];
+        assert_eq!(active.schema.most_per_flow(level), Some(most));
+        assert!(active.schema.tells_flows_apart(level));
+    }
+    for (level, most) in [("exempt", 5), ("catch-all", 0)] {
+        let schema = schema("s", level, &format!(", maxConnectionsPerFlow: {most}"));
+        let refused = Configuration::default()
+            .apply(&objects(&schema)[0])
+            .unwrap_err();
+        assert_eq!(fields(&refused), ["spec.maxConnectionsPerFlow"]);
+    }
+}

@@ -43,6 +43,8 @@ kind: List
 items:
 - {apiVersion: node-lb.io/v1alpha1, kind: FlowSchema, metadata: {name: b}}
 - {apiVersion: v1, kind: Service, metadata: {name: c}}
+- {apiVersion: v1, kind: Namespace, metadata: {name: g, annotations: {node-lb.io/max-connections: '9'}}}
+- {apiVersion: v1, kind: Namespace, metadata: {name: h, annotations: {node-lb.io/max-connections: '0'}}}
 - {kind: List, items: [{kind: FlowSchema, metadata: {name: d}}]}
 ---
 apiVersion: node-lb.io/v1alpha1
@@ -60,6 +62,7 @@ metadata: {name: f}
         [
             "PriorityLevel/a",
             "FlowSchema/b",
+            "Namespace/g",
             "FlowSchema/d",
             "PriorityLevel/e"
         ]
@@ -69,12 +72,12 @@ metadata: {name: f}
         .iter()
         .map(|document| document.line)
         .collect();
-    assert_eq!(lines, [4, 8, 8, 15]);
+    assert_eq!(lines, [4, 8, 8, 8, 17]);
     let others: Vec<_> = manifest.others.iter().map(|other| &other["kind"]).collect();
     assert_eq!(
         others,
-        ["Service", "FlowSchema"],
-        "the API server's FlowSchemas are not ours"
+        ["Service", "Namespace", "FlowSchema"],
+        "the API server's FlowSchemas are not ours, and a Namespace has no limit"
     );
 
     let json = parse(

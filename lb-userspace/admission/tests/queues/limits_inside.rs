@@ -31,13 +31,21 @@ fn a_flow_has_so_many_connections_at_most() {
         max_connections_per_flow: Some(3),
         ..ConnectionLimits::default()
     };
-    for queues in [0, 8] {
+    let of_level = (limits, u32::MAX);
+    let of_schema = (ConnectionLimits::default(), 3);
+    for (queues, (limits, most_of_flow)) in
+        [(0, of_level), (8, of_level), (0, of_schema), (8, of_schema)]
+    {
         let mut set = limited_set(queues, queues.min(2), 5, limits);
+        let connection = |hash| Arrival {
+            most_of_flow,
+            ..Arrival::connection(hash, 1, 0, None)
+        };
         let mut grants = Grants::default();
         let mut held = Vec::new();
         let mut verdicts = Vec::new();
         for hash in [1, 1, 1, 1, 2] {
-            let verdict = set.arrive(Arrival::connection(hash, 1, 0, None), 0);
+            let verdict = set.arrive(connection(hash), 0);
             admit(&mut set, &mut grants, 0);
             verdicts.push(match verdict {
                 Verdict::Rejected(rejection) => rejection.as_str(),
@@ -52,7 +60,7 @@ fn a_flow_has_so_many_connections_at_most() {
         held.extend(grants.0.into_iter().map(|(_, grant)| grant));
         assert_eq!(held.len(), 4);
         set.finish(held.remove(0), 1);
-        let verdict = set.arrive(Arrival::connection(1, 1, 0, None), 1);
+        let verdict = set.arrive(connection(1), 1);
         assert!(!matches!(verdict, Verdict::Rejected(_)), "{verdict:?}");
         assert_eq!(set.counters().rejections.flow_limit, 1);
     }

@@ -174,6 +174,7 @@ impl Bench {
                 let arrival = Arrival {
                     hash: *hash,
                     schema: 0,
+                    most_of_flow: u32::MAX,
                     initial_seats: *initial_seats,
                     final_seats: *final_seats,
                     additional_latency: *additional_latency,

@@ -107,7 +107,7 @@ pub fn object_name(reference: &ObjectRef) -> Result<(), Invalid> {
         label("metadata.namespace", &name.namespace)?;
     }
     match reference.kind {
-        Kind::Service => label("metadata.name", &name.name),
+        Kind::Service | Kind::Namespace => label("metadata.name", &name.name),
         Kind::EndpointSlice
         | Kind::Node
         | Kind::Pod

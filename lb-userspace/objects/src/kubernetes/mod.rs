@@ -3,6 +3,7 @@
 
 mod endpoint_slice;
 pub mod field;
+pub mod namespace;
 mod node;
 mod pod;
 mod service;
@@ -137,6 +138,7 @@ pub fn translate_json(kind: Kind, json: &[u8]) -> serde_json::Result<Versioned> 
         Kind::Node => from_json::<core::Node>(json),
         Kind::Pod => from_json::<core::Pod>(json),
         Kind::ServiceCidr => from_json::<networking::ServiceCIDR>(json),
+        Kind::Namespace => from_json::<core::Namespace>(json),
         Kind::PriorityLevel | Kind::FlowSchema => as_written(kind, json),
     }
 }

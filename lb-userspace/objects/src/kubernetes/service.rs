@@ -11,6 +11,7 @@ use super::{
     super::{Kind, Object, Refused},
     Translate,
     field::{self, Findings, Invalid},
+    namespace::MAX_CONNECTIONS_ANNOTATION,
 };
 use crate::{
     Algorithm, ObjectName, RemovedEndpoints, Service, ServicePort, ServiceType, TrafficPolicy,
@@ -22,8 +23,6 @@ const PROXY_NAME_LABEL: &str = "service.kubernetes.io/service-proxy-name";
 const ALGORITHM_ANNOTATION: &str = "node-lb.io/algorithm";
 /// What happens to connections to an endpoint that leaves the Service: `keep` (default) or `reset`.
 const REMOVED_ENDPOINTS_ANNOTATION: &str = "node-lb.io/removed-endpoints";
-/// The most connections that the Service may have on a node; `0` (default) means no limit.
-const MAX_CONNECTIONS_ANNOTATION: &str = "node-lb.io/max-connections";
 /// The most connections that each endpoint may have from a node, by service port and family; `0`
 /// (default) means no limit.
 const MAX_PER_ENDPOINT_ANNOTATION: &str = "node-lb.io/max-connections-per-endpoint";

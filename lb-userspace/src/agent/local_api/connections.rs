@@ -73,12 +73,6 @@ fn named(
         let found = known.schema(holder.schema);
         let tenant = found.and_then(|(_, tenant)| tenant);
         let schema = found.map(|(schema, _)| schema);
-        let limit = schema.and_then(|schema| {
-            let mut levels = known.levels.iter();
-            let level = levels.find(|known| known.level.name == schema.level)?;
-            let limits = level.level.limited()?.connections;
-            limits.max_connections_per_flow
-        });
         FlowConnections {
             flow_schema: schema.map_or_else(
                 || format!("#{}", holder.schema),
@@ -97,7 +91,7 @@ fn named(
                 },
             },
             connections: held.seats,
-            limit,
+            limit: schema.and_then(|schema| schema.most_per_flow),
             handshakes: held.handshakes,
         }
     };

@@ -14,9 +14,9 @@ pub struct Command {}
 
 impl Command {
     pub fn run(self) -> anyhow::Result<()> {
-        for kind in Kind::ALL {
+        for yaml in Kind::ALL.into_iter().filter_map(crd::yaml) {
             print("---\n")?;
-            print(&crd::yaml(kind).context("cannot write YAML")?)?;
+            print(&yaml.context("cannot write YAML")?)?;
         }
         Ok(())
     }

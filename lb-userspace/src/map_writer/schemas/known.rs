@@ -53,6 +53,8 @@ pub struct NumberedSchema {
     /// The flows of known pods, if the schema tells flows apart by whose pods they come from: each has an
     /// element of its own.
     pub tenants: Vec<Tenant>,
+    /// The most connections of one of its flows; `None` means no limit.
+    pub most_per_flow: Option<u32>,
     /// How long its connections wait for a seat, at most.
     pub longest_wait: Duration,
 }

@@ -241,13 +241,14 @@ impl SchemaBook {
             });
         }
         let mut schemas = Vec::new();
-        for ActiveSchema { schema, .. } in &in_force.schemas {
+        for ActiveSchema { schema, level } in &in_force.schemas {
             let number = self.number(schema.name.clone(), maps);
             schemas.push(NumberedSchema {
                 name: schema.name.clone(),
                 level: schema.level.clone(),
                 number: number.ok_or_else(|| NotInForce::Schema(schema.name.clone()))?,
                 tenants: Vec::new(),
+                most_per_flow: schema.most_per_flow(&in_force.levels[*level]),
                 longest_wait: schema.deadlines.queue_wait(),
             });
         }

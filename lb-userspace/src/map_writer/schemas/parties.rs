@@ -9,8 +9,6 @@ use lb_common::flow::party::{ANY, PartyRule, party_by};
 /// The rule for connections that a schema takes and a level serves. Services are told apart by their
 /// ports, and sources by their addresses; those of [tenants](super::Tenant) have a rule of their own.
 pub fn rule(schema: &Schema, level: &Level) -> PartyRule {
-    let limits = level.limited().map(|limited| limited.connections);
-    let most = limits.and_then(|limits| limits.max_connections_per_flow);
     let by = match schema.distinguisher {
         None => 0,
         Some(DistinguisherMethod::DestinationService) => party_by::SERVICE,
@@ -29,7 +27,7 @@ pub fn rule(schema: &Schema, level: &Level) -> PartyRule {
     // Who waits does so in a queue of its flow's hand.
     let uncounted = if level.queuing().is_some() { ANY } else { 0 };
     PartyRule {
-        most: most.unwrap_or(uncounted),
+        most: schema.most_per_flow(level).unwrap_or(uncounted),
         by,
     }
 }

@@ -21,6 +21,7 @@
 //!   [`super::Event::Synced`].
 //! - The objects of connection admission are followed if they are asked for, but nobody waits for
 //!   them: a cluster need not have their kinds.
+//! - Namespaces, whose limits belong to these, likewise: the agent may lack the right to read them.
 //! - ServiceCIDRs likewise: an old cluster does not have them.
 //! - This node's pods are followed once a rule of theirs asks whose a pod is.
 
@@ -67,6 +68,8 @@ pub struct ApiSource {
     health: Arc<SourceHealth>,
     /// The state of the resources of connection admission, if they are followed.
     admission: Option<Arc<SourceHealth>>,
+    /// The state of Namespaces, if they are followed.
+    namespaces: Option<Arc<SourceHealth>>,
     /// The state of ServiceCIDRs, if they are followed.
     service_cidrs: Option<Arc<SourceHealth>>,
     pods: Option<PodWatch>,
@@ -123,6 +126,7 @@ impl ApiSource {
             resources,
             node: node.to_owned(),
             admission: None,
+            namespaces: None,
             service_cidrs: None,
             pods: None,
             metrics,
@@ -135,6 +139,16 @@ impl ApiSource {
     pub fn following_admission(self, health: Option<Arc<SourceHealth>>) -> Self {
         Self {
             admission: health,
+            ..self
+        }
+    }
+
+    /// Also follows Namespaces, and reports their state to `health`, which has the resource of
+    /// [`Kind::Namespace`].
+    #[must_use]
+    pub fn following_namespaces(self, health: Option<Arc<SourceHealth>>) -> Self {
+        Self {
+            namespaces: health,
             ..self
         }
     }
@@ -189,6 +203,10 @@ impl Source for ApiSource {
                 };
                 Kind::ADMISSION.map(|kind| (Resource::of_admission(kind), group.clone()))
             });
+            let namespaces = self.namespaces.into_iter().map(|health| {
+                let complete = Event::NamespacesSynced;
+                (Resource::namespaces(), Group { health, complete })
+            });
             let service_cidrs = self.service_cidrs.into_iter().map(|health| {
                 let complete = Event::ServiceCidrsSynced;
                 (Resource::service_cidrs(), Group { health, complete })
@@ -198,7 +216,8 @@ impl Source for ApiSource {
                 let client = ApiClient::new(connection, resource, self.metrics.clone());
                 Reflector::new(client, group, events.clone())
             };
-            for (resource, group) in needed.chain(admission).chain(service_cidrs) {
+            let others = admission.chain(namespaces).chain(service_cidrs);
+            for (resource, group) in needed.chain(others) {
                 reflectors.spawn(reflector(resource, group).run());
             }
             if let Some(PodWatch { health, mut wanted }) = self.pods {

@@ -71,6 +71,16 @@ impl Resource {
         }
     }
 
+    /// All Namespaces, whose annotations may limit connections.
+    pub fn namespaces() -> Self {
+        Self {
+            kind: Kind::Namespace,
+            name: Kind::Namespace.resource(),
+            path: "/api/v1/namespaces",
+            selectors: Vec::new(),
+        }
+    }
+
     /// The networks from which ClusterIPs are taken.
     pub fn service_cidrs() -> Self {
         Self {

@@ -2,6 +2,7 @@
 //! admission uses, or lists everything that is wrong with it.
 
 mod destination;
+mod namespace;
 mod priority_level;
 mod rule;
 mod schema;
@@ -21,6 +22,7 @@ use crate::{
 };
 
 pub use self::{
+    namespace::namespace,
     priority_level::{MAX_QUEUES, level},
     schema::{ANSWERS, DISTINGUISHERS, schema},
     subject::KINDS as SUBJECT_KINDS,
@@ -44,6 +46,7 @@ pub fn errors(object: &Object) -> Vec<Finding> {
     let result = match &object.spec {
         Spec::PriorityLevel(spec) => level(&object.name, spec).map(drop),
         Spec::FlowSchema(spec) => schema(&object.name, spec).map(drop),
+        Spec::Namespace(spec) => namespace(&object.name, spec).map(drop),
     };
     result.err().unwrap_or_default()
 }

@@ -49,6 +49,10 @@ pub fn schema(name: &str, spec: &FlowSchemaSpec) -> Result<Valid<Schema>, Vec<Fi
             distinguisher(&path.field("distinguisherMethod"), method, &mut findings)
         }),
         rules: each(&path.field("rules"), &spec.rules, rule, &mut findings),
+        max_connections_per_flow: spec.max_connections_per_flow.map(|most| {
+            let path = path.field("maxConnectionsPerFlow");
+            number(&path, most, 1..=i32::MAX, &mut findings)
+        }),
         width: number(
             &path.field("seats"),
             spec.seats,
@@ -77,6 +81,10 @@ pub fn schema(name: &str, spec: &FlowSchemaSpec) -> Result<Valid<Schema>, Vec<Fi
         lifetime,
         ..
     } = value.deadlines;
+    if spec.max_connections_per_flow.is_some() && value.level == EXEMPT {
+        let message = format!("must not be set at {EXEMPT}, which limits nothing");
+        findings.error(&path.field("maxConnectionsPerFlow"), message);
+    }
     if spec.long_running && (client_idle.or(server_idle).or(lifetime)).is_some() {
         let message = "must not be set beside idle deadlines or a lifetime";
         findings.error(&path.field("longRunning"), message);
