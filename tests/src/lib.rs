@@ -28,6 +28,7 @@
 //! | [`control_plane`] | a real Kubernetes control plane in a lab |
 //! | [`prometheus`] | a Prometheus that scrapes a lab's agents |
 //! | [`attack`] | what an attacker sends |
+//! | [`faults`] | what goes wrong for operators, staged |
 //! | [`programs`], [`pin_root`] | the eBPF programs without an agent, and where they are pinned |
 //! | [`map_contents`] | what the maps say about Services, read without the map writer |
 //! | [`patience`] | time limits on slow machines |
@@ -51,6 +52,8 @@ pub mod control_plane;
 pub mod prometheus;
 
 pub mod attack;
+
+pub mod faults;
 
 pub mod pin_root;
 pub mod programs;

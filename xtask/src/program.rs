@@ -1,4 +1,4 @@
-//! `cargo xtask demo | bench | lab`: the programs below `tests`.
+//! `cargo xtask demo | bench | faults | lab`: the programs below `tests`.
 
 use std::{os::unix::process::CommandExt, process::ExitCode};
 
@@ -20,7 +20,7 @@ pub struct Program {
     release: bool,
 }
 
-pub const PROGRAMS: [Program; 3] = [
+pub const PROGRAMS: [Program; 4] = [
     Program {
         name: "demo",
         purpose: "services, a rolling update and health checks, shown in the lab",
@@ -32,6 +32,12 @@ pub const PROGRAMS: [Program; 3] = [
         purpose: "what packets, connections and updates cost, beside other systems",
         source: "tests/bench/src/main.rs",
         release: true,
+    },
+    Program {
+        name: "faults",
+        purpose: "what goes wrong for operators, staged, and the command that names it",
+        source: "tests/src/bin/faults.rs",
+        release: false,
     },
     Program {
         name: "lab",

@@ -4,6 +4,7 @@
 mod capacity;
 mod check;
 mod devices;
+mod faults;
 mod labs;
 mod node;
 mod node_local;

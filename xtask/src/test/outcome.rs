@@ -54,11 +54,12 @@ impl Outcome {
         }
     }
 
-    /// Why it failed: the message of the first panic, or the end of the output.
+    /// Why it failed: the message of the first panic or error, or the end of the output.
     pub fn why(&self) -> Vec<String> {
         let mut lines = self.output.lines();
-        let panic = lines.find(|line| line.contains("panicked at "));
-        let mut why: Vec<_> = match panic {
+        let says_why = |line: &&str| line.contains("panicked at ") || line.starts_with("Error: ");
+        let first = lines.find(says_why);
+        let mut why: Vec<_> = match first {
             Some(first) => {
                 let is_trace = |line: &&str| line.trim().eq_ignore_ascii_case("stack backtrace:");
                 let message = lines.take_while(|line| !is_trace(line)).take(WHY - 1);
@@ -66,7 +67,7 @@ impl Outcome {
             }
             None => self.output.lines().rev().take(WHY).collect(),
         };
-        if panic.is_none() {
+        if first.is_none() {
             why.reverse();
         }
         let shortened = |line: &str| line.trim().chars().take(WIDTH).collect::<String>();
@@ -110,11 +111,13 @@ mod tests {
     }
 
     #[test]
-    fn the_first_panic_says_why() {
+    fn the_first_panic_or_error_says_why() {
         let output = "running 1 test\n\nthread 'b' panicked at b.rs:1:2:\nleft: 1\n\nright: 2\n\
                       Stack backtrace:\n   0: main\nthread 'c' panicked at c.rs:1:2:\n";
         let expected = ["thread 'b' panicked at b.rs:1:2:", "left: 1", "right: 2"];
         assert_eq!(why(output), expected);
+        let output = "Error: no lab\n\nCaused by:\n    no root\n\nStack backtrace:\n   0: main\n";
+        assert_eq!(why(output), ["Error: no lab", "Caused by:", "no root"]);
     }
 
     #[test]

@@ -170,8 +170,8 @@ fn endpoints(status: &Status) -> Vec<Finding> {
             port.protocol,
             endpoints.join(", ")
         );
-        let remedy = "check these pods: their port, readiness probe and network policies; new connections avoid \
-                      them";
+        let remedy = "check these pods: their port, readiness probe and network policies, and the way to their \
+                      node; new connections avoid them";
         warning("Endpoints", &found, remedy)
     })
 }
