@@ -49,6 +49,8 @@ pub struct Admission {
     is_waiting: bool,
     /// The same of its Namespaces.
     awaits_namespaces: bool,
+    /// When the first of its objects came.
+    first_received: Option<Instant>,
     /// What is wrong with objects, as the log says.
     told: HashSet<String>,
     pods: Pods,
@@ -85,7 +87,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 /// started may.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// How long the first configuration waits for the limits of Namespaces, so that an agent's start does not
+/// How long the first objects wait for the limits of Namespaces, so that an agent's start does not
 /// lift them.
 const NAMESPACES_PATIENCE: Duration = Duration::from_secs(5);
 
@@ -114,6 +116,7 @@ impl Admission {
             problem: None,
             is_waiting: of_api,
             awaits_namespaces: of_api,
+            first_received: None,
             told: HashSet::new(),
             pods: Pods::default(),
             undivided: 0,
@@ -126,6 +129,7 @@ impl Admission {
         self.received = Some(objects);
         self.is_waiting = false;
         self.awaits_namespaces &= !has_namespaces;
+        self.first_received.get_or_insert_with(Instant::now);
     }
 
     /// Takes over this node's pods, which have all come if `are_complete`.
@@ -171,9 +175,10 @@ impl Admission {
             );
         }
         // The agent may lack the right to read Namespaces.
-        let patience = self.line.origin.elapsed() < NAMESPACES_PATIENCE;
-        self.awaits_namespaces &= self.in_force.is_none() && patience;
-        self.is_waiting || self.awaits_namespaces
+        let is_patient = |since: Instant| since.elapsed() < NAMESPACES_PATIENCE;
+        self.awaits_namespaces &=
+            self.in_force.is_none() && self.first_received.is_none_or(is_patient);
+        self.is_waiting || (self.awaits_namespaces && self.first_received.is_some())
     }
 
     /// Reads the objects if they have changed, and puts them in force. Whether frontends may belong
@@ -558,6 +563,40 @@ mod tests {
         let changed = admission.follow(&mut writer, &seats, false, false);
         assert!(changed, "{:?}", admission.problems());
         assert_eq!(admission.problems(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn the_first_objects_wait_for_namespaces_but_not_for_long() {
+        let config = AdmissionConfig {
+            mode: AdmissionMode::Enforce,
+            objects: None,
+        };
+        let tables = MemoryTables::new(Config::default(), HashSet::new(), 2);
+        let seats = SeatTable::in_memory();
+        let mut writer = MapWriter::empty(tables.maps(), NodeFacts::default());
+        let start = || Admission::new(&config, 10_000, true, Queues::in_memory()).unwrap();
+        let mut follow = |admission: &mut Admission, is_absent| {
+            admission.follow(&mut writer, &seats, false, is_absent)
+        };
+
+        let mut admission = start();
+        assert!(!follow(&mut admission, false));
+        admission.set_objects(Vec::new(), false);
+        assert!(!follow(&mut admission, false));
+        admission.set_objects(Vec::new(), true);
+        assert!(follow(&mut admission, false));
+
+        // They may not come at all.
+        let mut admission = start();
+        admission.set_objects(Vec::new(), false);
+        admission.first_received = Instant::now().checked_sub(NAMESPACES_PATIENCE);
+        assert!(follow(&mut admission, false));
+
+        // Nor the other objects.
+        let mut admission = start();
+        let line = Arc::get_mut(&mut admission.line).unwrap();
+        line.origin -= PATIENCE;
+        assert!(follow(&mut admission, true));
     }
 
     #[test]

@@ -62,8 +62,13 @@ impl Outcome {
         let mut why: Vec<_> = match first {
             Some(first) => {
                 let is_trace = |line: &&str| line.trim().eq_ignore_ascii_case("stack backtrace:");
-                let message = lines.take_while(|line| !is_trace(line)).take(WHY - 1);
-                [first].into_iter().chain(message).collect()
+                let message: Vec<_> = lines.take_while(|line| !is_trace(line)).collect();
+                // Tests that measure several things mark those that are wrong.
+                let is_marked = |line: &&str| line.trim().starts_with("! ");
+                let marks = message.iter().any(is_marked);
+                let message = message.into_iter();
+                let message = message.filter(|line| !marks || is_marked(line));
+                [first].into_iter().chain(message.take(WHY - 1)).collect()
             }
             None => self.output.lines().rev().take(WHY).collect(),
         };
@@ -118,6 +123,13 @@ mod tests {
         assert_eq!(why(output), expected);
         let output = "Error: no lab\n\nCaused by:\n    no root\n\nStack backtrace:\n   0: main\n";
         assert_eq!(why(output), ["Error: no lab", "Caused by:", "no root"]);
+    }
+
+    #[test]
+    fn of_many_measures_those_that_are_wrong_say_why() {
+        let output =
+            "thread 'b' panicked at b.rs:1:2:\n1 measures are bad:\n  a: 7\n! b: 8\n  c: 9\n";
+        assert_eq!(why(output), ["thread 'b' panicked at b.rs:1:2:", "! b: 8"]);
     }
 
     #[test]

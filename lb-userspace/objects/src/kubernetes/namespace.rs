@@ -18,6 +18,9 @@ pub const MAX_CONNECTIONS_ANNOTATION: &str = "node-lb.io/max-connections";
 /// The annotation of a Namespace that names the priority level of its connections.
 pub const PRIORITY_LEVEL_ANNOTATION: &str = "node-lb.io/priority-level";
 
+/// Longer than any valid value: a name has 253 characters at most.
+const LONGEST: usize = 254;
+
 impl Translate for core::Namespace {
     const KIND: Kind = Kind::Namespace;
 
@@ -39,8 +42,9 @@ impl Translate for core::Namespace {
         };
         let ours = [MAX_CONNECTIONS_ANNOTATION, PRIORITY_LEVEL_ANNOTATION];
         let ours = ours.into_iter().filter_map(|key| {
-            let value = annotations.get(key)?;
-            Some((key.to_owned(), json!(value)))
+            // A longer one is as wrong as this much of it, and all agents keep it.
+            let value: String = annotations.get(key)?.chars().take(LONGEST).collect();
+            Some((key.to_owned(), value.into()))
         });
         Ok(Some(Object::Admission(Arc::new(AsWritten {
             reference: object_ref(Kind::Namespace, "", &name.name),

@@ -339,3 +339,32 @@ fn slice_manifest(mut fields: Value) -> Value {
 fn ips(texts: &[&str]) -> Vec<IpAddr> {
     texts.iter().map(|text| text.parse().unwrap()).collect()
 }
+
+#[test]
+fn of_a_namespace_only_what_limits_it_is_kept() {
+    let read = |annotations: Value| {
+        let manifest = json!({
+            "apiVersion": "v1",
+            "kind": "Namespace",
+            "metadata": {"name": "shop", "resourceVersion": "7", "annotations": annotations},
+        });
+        let read = translate_json(Kind::Namespace, manifest.to_string().as_bytes()).unwrap();
+        assert_eq!(
+            (&*read.resource_version, read.translated.problems),
+            ("7", Vec::new())
+        );
+        match read.translated.outcome {
+            Outcome::Use(Object::Admission(written)) => Some(written.json["metadata"].clone()),
+            Outcome::Skip => None,
+            other => panic!("{other:?}"),
+        }
+    };
+    let level = "node-lb.io/priority-level";
+    assert_eq!(read(json!({level: "shop"})), None);
+    let most = "node-lb.io/max-connections";
+    let both = json!({most: "20", level: "shop"});
+    let found = read(json!({most: "20", level: "shop", "other": "x".repeat(1000)}));
+    assert_eq!(found, Some(json!({"name": "shop", "annotations": both})));
+    let long = read(json!({most: "9".repeat(100_000)})).unwrap();
+    assert_eq!(long["annotations"][most], "9".repeat(254));
+}
