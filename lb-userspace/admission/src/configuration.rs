@@ -20,6 +20,10 @@ pub const MAX_RULES: usize = 4096;
 /// The most flow schemas: each is counted by itself.
 pub const MAX_SCHEMAS: usize = 4096;
 
+/// Of these, those that the limits of Namespaces may take. Who may create Namespaces need not be who may
+/// write flow schemas, and must leave room for those.
+pub const MAX_LIMITED_NAMESPACES: usize = MAX_SCHEMAS / 2;
+
 /// The last valid version of each priority level and flow schema.
 #[derive(Clone, Debug, Default)]
 pub struct Configuration {
@@ -195,6 +199,16 @@ impl Configuration {
             .schemas
             .values()
             .filter(|other| other.name != schema.name);
+        let is_limit = |schema: &Schema| namespace::of_schema(&schema.name).is_some();
+        let limits = others.clone().filter(|other| is_limit(other)).count();
+        if is_limit(schema) && limits >= MAX_LIMITED_NAMESPACES {
+            return Err(vec![Finding {
+                field: "metadata.annotations".to_owned(),
+                message: format!(
+                    "there must be no more than {MAX_LIMITED_NAMESPACES} Namespaces with limits"
+                ),
+            }]);
+        }
         let mandatory = [Schema::exempt(), Schema::catch_all()];
         if others.clone().count() + mandatory.len() >= MAX_SCHEMAS {
             return Err(vec![Finding {

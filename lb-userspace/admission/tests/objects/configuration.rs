@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use lb_admission::{
-    configuration::{Configuration, MAX_RULES},
+    configuration::{Configuration, MAX_LIMITED_NAMESPACES, MAX_RULES},
     level::{Level, MAX_LEVELS},
     objects::{Kind, ObjectRef, status::Condition},
     schema::Schema,
@@ -423,4 +423,33 @@ fn a_schema_may_allow_fewer_connections_than_its_level() {
             .unwrap_err();
         assert_eq!(fields(&refused), ["spec.maxConnectionsPerFlow"]);
     }
+}
+
+#[test]
+fn namespaces_leave_room_for_schemas_that_people_write() {
+    let limited = |number| namespace(&format!("n{number}"), "node-lb.io/max-connections: '5'");
+    let mut configuration = Configuration::default();
+    for number in 0..MAX_LIMITED_NAMESPACES {
+        configuration.apply(&objects(&limited(number))[0]).unwrap();
+    }
+    let one_more = limited(MAX_LIMITED_NAMESPACES);
+    let refused = configuration.apply(&objects(&one_more)[0]).unwrap_err();
+    assert_eq!(fields(&refused), ["metadata.annotations"]);
+    // A new version of one that is there needs no more room.
+    configuration.apply(&objects(&limited(0))[0]).unwrap();
+    configuration
+        .apply(&objects(&schema("s", "catch-all", ""))[0])
+        .unwrap();
+    configuration.delete(&reference(Kind::Namespace, "n0"));
+    configuration.apply(&objects(&one_more)[0]).unwrap();
+
+    // However it is written, zero is no limit.
+    let zero = namespace("n1", "node-lb.io/max-connections: '00'");
+    configuration.apply(&objects(&zero)[0]).unwrap();
+    let in_force = configuration.in_force();
+    let n1 = in_force
+        .schemas
+        .iter()
+        .find(|active| active.schema.name == "namespace:n1");
+    assert_eq!(n1.unwrap().schema.max_connections_per_flow, None);
 }

@@ -100,6 +100,22 @@ impl Findings {
     }
 }
 
+/// A limit of connections, as annotations have it. `otherwise` is added to the rule that a text breaks.
+///
+/// # Errors
+/// If it is no whole number, or one that is too large.
+pub fn connections(field: impl Display, text: &str, otherwise: &str) -> Result<u32, Invalid> {
+    const MOST: u32 = i32::MAX as u32;
+    let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    match text.parse() {
+        Ok(most) if digits && most <= MOST => Ok(most),
+        _ => {
+            let rule = format!("must be a whole number from 0 to {MOST}{otherwise}");
+            Err(Invalid::text(field, text, rule))
+        }
+    }
+}
+
 /// Checks an object's name and namespace as the API server does on creation.
 pub fn object_name(reference: &ObjectRef) -> Result<(), Invalid> {
     let name = &reference.name;

@@ -296,21 +296,13 @@ fn removed_endpoints(metadata: &ObjectMeta, findings: &mut Findings) -> RemovedE
 
 /// A limit of connections. A value that is none puts no limit in force.
 fn most(metadata: &ObjectMeta, name: &str, findings: &mut Findings) -> u32 {
-    const MOST: u32 = i32::MAX as u32;
     let annotations = metadata.annotations.as_ref();
     let Some(text) = annotations.and_then(|all| all.get(name)) else {
         return 0;
     };
-    let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-    match text.parse() {
-        Ok(most) if digits && most <= MOST => most,
-        _ => {
-            let field = format_args!("metadata.annotations[{name}]");
-            let rule = format!("must be a whole number from 0 to {MOST}, and sets no limit");
-            findings.refuse(Refused::Value, Invalid::text(field, text, rule));
-            0
-        }
-    }
+    let field = format_args!("metadata.annotations[{name}]");
+    let most = field::connections(field, text, ", and sets no limit");
+    findings.check(Refused::Value, most).unwrap_or_default()
 }
 
 fn long_running(metadata: &ObjectMeta, findings: &mut Findings) -> bool {

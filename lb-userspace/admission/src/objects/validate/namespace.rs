@@ -1,11 +1,8 @@
 //! Rules for the limits of Namespaces.
 
-use lb_objects::{
-    kubernetes::{
-        field,
-        namespace::{MAX_CONNECTIONS_ANNOTATION, PRIORITY_LEVEL_ANNOTATION},
-    },
-    quoted,
+use lb_objects::kubernetes::{
+    field,
+    namespace::{MAX_CONNECTIONS_ANNOTATION, PRIORITY_LEVEL_ANNOTATION},
 };
 
 use super::{Valid, outcome, subdomain};
@@ -28,7 +25,7 @@ pub fn namespace(name: &str, spec: &NamespaceSpec) -> Result<Valid<Schema>, Vec<
     findings.check(field::label("metadata.name", name));
     let annotations = Path::metadata().field("annotations");
     let path = annotations.key(MAX_CONNECTIONS_ANNOTATION);
-    let most = max_connections(&path, &spec.max_connections, &mut findings);
+    let most = findings.check(field::connections(&path, &spec.max_connections, ""));
     let level = spec.priority_level.as_deref().unwrap_or(CATCH_ALL);
     let path = annotations.key(PRIORITY_LEVEL_ANNOTATION);
     findings.check(subdomain(&path, level));
@@ -45,25 +42,8 @@ pub fn namespace(name: &str, spec: &NamespaceSpec) -> Result<Valid<Schema>, Vec<
     };
     let value = Schema {
         rules: vec![Rule::new(destination)],
-        max_connections_per_flow: Some(most),
+        max_connections_per_flow: most.filter(|most| *most > 0),
         ..Schema::new(&namespace::schema(name), NAMESPACE_PRECEDENCE, level)
     };
     outcome(value, findings)
-}
-
-/// As the annotation of a Service, but for 0, which sets no limit.
-fn max_connections(path: &Path, text: &str, findings: &mut Findings) -> u32 {
-    const MOST: u32 = i32::MAX as u32;
-    let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-    match text.parse() {
-        Ok(most) if digits && most <= MOST => most,
-        _ => {
-            let text = quoted(text);
-            findings.error(
-                path,
-                format!("{text} must be a whole number from 0 to {MOST}"),
-            );
-            0
-        }
-    }
 }
