@@ -47,7 +47,7 @@ pub struct Admission {
     problem: Option<(String, Instant)>,
     /// Whether the API server's objects have not come yet, and are worth waiting for.
     is_waiting: bool,
-    /// The same of its Namespaces.
+    /// Whether its Namespaces have not come yet.
     awaits_namespaces: bool,
     /// When the first of its objects came.
     first_received: Option<Instant>,
@@ -176,9 +176,10 @@ impl Admission {
         }
         // The agent may lack the right to read Namespaces.
         let is_patient = |since: Instant| since.elapsed() < NAMESPACES_PATIENCE;
-        self.awaits_namespaces &=
-            self.in_force.is_none() && self.first_received.is_none_or(is_patient);
-        self.is_waiting || (self.awaits_namespaces && self.first_received.is_some())
+        let awaits_namespaces = self.awaits_namespaces
+            && self.in_force.is_none()
+            && self.first_received.is_some_and(is_patient);
+        self.is_waiting || awaits_namespaces
     }
 
     /// Reads the objects if they have changed, and puts them in force. Whether frontends may belong

@@ -8,11 +8,13 @@ use serde_json::json;
 use crate::{
     Endpoint, Family, Host, Lab, Pod, Serve, Service, Topology,
     balanced::{self, Balanced},
+    manifests::admission::{flow_schema, priority_level},
     traffic::RunningServer,
 };
 
-/// Where pods listen, and nothing else does.
+/// Where all pods listen.
 pub const TARGET: u16 = 9090;
+/// Where none does at first.
 pub const NOBODY: u16 = 9191;
 const PORT: u16 = 80;
 /// The node port of Service number 0.
@@ -118,42 +120,19 @@ pub fn node_port(number: u8) -> u16 {
 
 /// A level with hardly any seats, and another one with nearly all.
 fn admission() -> serde_json::Value {
-    let level = |name: &str, shares: u32| {
-        json!({
-            "apiVersion": "node-lb.io/v1alpha1",
-            "kind": "PriorityLevel",
-            "metadata": { "name": name },
-            "spec": {
-                "type": "Limited",
-                "limited": {
-                    "nominalConcurrencyShares": shares,
-                    "borrowingLimitPercent": 0,
-                    "limitResponse": { "type": "Reject" },
-                },
-            },
-        })
-    };
-    let schema = |name: &str, precedence: u32, destination: serde_json::Value| {
-        json!({
-            "apiVersion": "node-lb.io/v1alpha1",
-            "kind": "FlowSchema",
-            "metadata": { "name": name },
-            "spec": {
-                "priorityLevelConfiguration": { "name": name },
-                "matchingPrecedence": precedence,
-                "rules": [{ "subjects": [{ "kind": "Any" }], "destinations": [destination] }],
-            },
-        })
-    };
+    let anyone = json!({ "kind": "Any" });
     let small = json!({ "namespaces": ["default"], "services": ["small-level"] });
+    let mut rest = flow_schema("rest", &anyone, &json!({ "namespaces": ["*"] }));
+    // After the other one.
+    rest["spec"]["matchingPrecedence"] = 2000.into();
     json!({
         "apiVersion": "v1",
         "kind": "List",
         "items": [
-            level("small-level", 1),
-            level("rest", 1000),
-            schema("small-level", 100, small),
-            schema("rest", 200, json!({ "namespaces": ["*"] })),
+            priority_level("small-level", 1),
+            priority_level("rest", 1000),
+            flow_schema("small-level", &anyone, &small),
+            rest,
         ],
     })
 }

@@ -86,20 +86,20 @@ pub fn exhausted_ports(scene: &mut Scene) -> Result<Staged> {
 }
 
 pub fn flood(scene: &mut Scene) -> Result<Staged> {
-    let pods = [scene.pod("pod-1-1")];
-    scene.service("flood", 9, TARGET, &pods, |service| {
-        service.external_local()
-    })?;
-    let flood = Flood::new(FloodKind::Syn, [outside(scene, 9)]).rate(5_000);
-    Ok(Box::new(flood.start(&scene.attacker)?))
+    flooded(scene, "flood", 9, FloodKind::Syn)
 }
 
 pub fn full_table(scene: &mut Scene) -> Result<Staged> {
+    flooded(scene, "full-table", 10, FloodKind::Udp)
+}
+
+/// A Service that keeps its clients' addresses, and a flood to it.
+fn flooded(scene: &Scene, name: &str, number: u8, kind: FloodKind) -> Result<Staged> {
     let pods = [scene.pod("pod-1-1")];
-    scene.service("full-table", 10, TARGET, &pods, |service| {
+    scene.service(name, number, TARGET, &pods, |service| {
         service.external_local()
     })?;
-    let flood = Flood::new(FloodKind::Udp, [outside(scene, 10)]).rate(5_000);
+    let flood = Flood::new(kind, [outside(scene, number)]).rate(5_000);
     Ok(Box::new(flood.start(&scene.attacker)?))
 }
 

@@ -1,6 +1,7 @@
 //! Kubernetes objects for the agents of a lab, written as files the way an editor or a ConfigMap
 //! mount writes them: whole, by an atomic rename.
 
+pub mod admission;
 mod endpoints;
 mod service;
 

@@ -8,6 +8,7 @@ use lb_tests::{
     Cluster, Family, Held, Pod,
     balanced::node_lb,
     control_plane::{ClusterSpec, deployment, grant_pods},
+    manifests::admission::{flow_schema, priority_level},
     traffic::allow_many_files,
 };
 use node_lb::agent::status::PriorityLevel;
@@ -27,35 +28,13 @@ fn objects(shares: u32) -> String {
 
 /// The same for connections from such sources.
 fn objects_for(shares: u32, subject: &Value) -> String {
+    let destination = json!({ "namespaces": ["default"], "services": [WEB] });
     json!({
         "apiVersion": "v1",
         "kind": "List",
         "items": [
-            {
-                "apiVersion": "node-lb.io/v1alpha1",
-                "kind": "PriorityLevel",
-                "metadata": { "name": "tenant" },
-                "spec": {
-                    "type": "Limited",
-                    "limited": {
-                        "nominalConcurrencyShares": shares,
-                        "borrowingLimitPercent": 0,
-                        "limitResponse": { "type": "Reject" },
-                    },
-                },
-            },
-            {
-                "apiVersion": "node-lb.io/v1alpha1",
-                "kind": "FlowSchema",
-                "metadata": { "name": "tenant" },
-                "spec": {
-                    "priorityLevelConfiguration": { "name": "tenant" },
-                    "rules": [{
-                        "subjects": [subject],
-                        "destinations": [{ "namespaces": ["default"], "services": [WEB] }],
-                    }],
-                },
-            },
+            priority_level("tenant", shares),
+            flow_schema("tenant", subject, &destination),
         ],
     })
     .to_string()
