@@ -50,7 +50,7 @@ fn check(in_force: &InForce) {
         service_account: "default".to_owned(),
         ..Identity::default()
     };
-    let mut classifier = Classifier::new(&in_force);
+    let mut classifier = Classifier::new(in_force);
     for ingress in [Ingress::External, Ingress::Pod, Ingress::Node] {
         for source in ["10.0.0.1", "192.0.2.1", "2001:db8::1", "::"] {
             for identity in [None, Some(&identity)] {

@@ -71,6 +71,8 @@ pub struct Metrics {
     pub pins_restored: IntCounter,
     /// 1 while pins are gone and cannot be made again.
     pub pins_missing: IntGauge,
+    /// What the agent finds when it compares the data plane with what it should be.
+    pub verification: VerificationMetrics,
     /// 1 while packets are traced.
     pub trace_running: IntGauge,
     /// healthCheckNodePort servers that are open.
@@ -116,6 +118,36 @@ pub struct FamilyMetrics {
     pub services_on_terminating: IntGauge,
     /// The number of those endpoints, counted once for each service port.
     pub terminating_endpoints_serving: IntGauge,
+}
+
+/// What the agent finds when it compares the data plane with what it should be.
+#[derive(Clone, Debug)]
+pub struct VerificationMetrics {
+    /// Records compared.
+    pub records: IntCounter,
+    /// Differences found and put right.
+    pub differences: IntCounter,
+    /// When everything was last compared once.
+    pub last_round: Gauge,
+}
+
+impl VerificationMetrics {
+    fn new(register: &Register<'_>) -> Self {
+        Self {
+            records: register.counter(
+                "node_lb_verification_records_total",
+                "Records of the data plane that were compared with what they should be.",
+            ),
+            differences: register.counter(
+                "node_lb_verification_differences_total",
+                "Records that were not as they had been written, and were put right.",
+            ),
+            last_round: register.add(Gauge::new(
+                "node_lb_verification_last_round_timestamp_seconds",
+                "When the whole data plane was last compared with what it should be.",
+            )),
+        }
+    }
 }
 
 /// The node's own addresses, by whether packets find them.
@@ -216,6 +248,7 @@ impl Metrics {
                 "node_lb_pins_missing",
                 "Whether pins are gone and cannot be made again: Services end with the agent.",
             ),
+            verification: VerificationMetrics::new(&register),
             trace_running: register.gauge(
                 "node_lb_trace_running",
                 "Whether packets are traced, which costs each packet some time.",

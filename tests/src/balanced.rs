@@ -1,10 +1,10 @@
 //! A lab with node-lb on its nodes.
 
 use std::{
-    env, fs, mem,
+    env, fs, iter, mem,
     net::SocketAddr,
     path::{Path, PathBuf},
-    process::{Child, Stdio},
+    process::{Child, Command, Stdio},
 };
 
 use anyhow::{Context, Result, bail, ensure};
@@ -199,13 +199,17 @@ impl Balanced {
         let node = self.lab.node(index);
         let mut command = node.command(node_lb()?)?;
         command.args(["status", "--output", form, "--socket"]);
-        let output = command.arg(socket(node)).output()?;
-        let text = String::from_utf8(output.stdout)?;
-        match output.status.code() {
-            Some(0) => Ok((false, text)),
-            Some(3) => Ok((true, text)),
-            _ => bail!("{}", String::from_utf8_lossy(&output.stderr).trim_end()),
-        }
+        answer(command.arg(socket(node)))
+    }
+
+    /// What `node-lb verify` prints with the flags of the agent on node number `index`, and whether
+    /// it finds that something differs.
+    pub fn verify(&self, index: usize) -> Result<(bool, String)> {
+        let node = self.lab.node(index);
+        let arguments: Vec<_> = self.arguments.iter().map(String::as_str).collect();
+        let mut command = node.command(node_lb()?)?;
+        command.arg("verify");
+        answer(command.args(flags(node, &self.source, &arguments)))
     }
 
     /// `node-lb trace` on node number `index`, with these arguments; its output is for the caller.
@@ -368,6 +372,17 @@ fn metric(node: &Node, name: &str) -> Result<f64> {
         .with_context(|| format!("the agent on {} has no metric {name}", node.name()))
 }
 
+/// What a command prints that ends with 0 if all is well, and whether it has ended with 3 instead.
+fn answer(command: &mut Command) -> Result<(bool, String)> {
+    let output = command.output()?;
+    let text = String::from_utf8(output.stdout)?;
+    match output.status.code() {
+        Some(0) => Ok((false, text)),
+        Some(3) => Ok((true, text)),
+        _ => bail!("{}", String::from_utf8_lossy(&output.stderr).trim_end()),
+    }
+}
+
 /// How to run node-lb on a node of a lab, with its objects from the lab's manifests.
 pub fn spec(node: &Node, arguments: &[&str]) -> Result<AgentSpec> {
     spec_of(node, &AgentSource::Manifests, arguments)
@@ -375,6 +390,16 @@ pub fn spec(node: &Node, arguments: &[&str]) -> Result<AgentSpec> {
 
 /// How to run node-lb on a node of a lab.
 pub fn spec_of(node: &Node, source: &AgentSource, arguments: &[&str]) -> Result<AgentSpec> {
+    let ready = Readiness::Http {
+        address: health_address(arguments)?,
+        path: "/healthz".to_owned(),
+    };
+    let arguments = iter::once("agent".to_owned()).chain(flags(node, source, arguments));
+    Ok(AgentSpec::new(node_lb()?, arguments, ready))
+}
+
+/// The flags of an agent on a node of a lab, `arguments` among them.
+fn flags(node: &Node, source: &AgentSource, arguments: &[&str]) -> Vec<String> {
     let source = match source {
         AgentSource::Manifests => format!("--source=dir:{}", node.manifests().display()),
         AgentSource::ApiServer { kubeconfig } => format!("--kubeconfig={}", kubeconfig.display()),
@@ -383,7 +408,6 @@ pub fn spec_of(node: &Node, source: &AgentSource, arguments: &[&str]) -> Result<
     let pins = node.pin_root.display().to_string();
     let socket = socket(node).display().to_string();
     let own = [
-        "agent",
         &source,
         "--node",
         node.name(),
@@ -396,13 +420,8 @@ pub fn spec_of(node: &Node, source: &AgentSource, arguments: &[&str]) -> Result<
         "--cluster-cidr",
         CLUSTER_CIDR,
     ];
-    let ready = Readiness::Http {
-        address: health_address(arguments)?,
-        path: "/healthz".to_owned(),
-    };
-    let arguments = own.iter().chain(small_tables(arguments)).chain(arguments);
-    let arguments = arguments.map(ToString::to_string);
-    Ok(AgentSpec::new(node_lb()?, arguments, ready))
+    let flags = own.iter().chain(small_tables(arguments)).chain(arguments);
+    flags.map(ToString::to_string).collect()
 }
 
 /// Where an agent with these arguments answers probes of its own node.

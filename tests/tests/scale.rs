@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use lb_datapath::{OBJECT, Settings, load, maps::Maps};
 use lb_objects::{
     Algorithm, Endpoint, EndpointPort, EndpointSlice, Node, ObjectName, Protocol, RemovedEndpoints,
@@ -76,8 +76,21 @@ fn measure(services: u32, endpoints: u32) -> Result<()> {
         anyhow::Ok((cost, plan))
     };
 
+    let verify = |writer: &mut MapWriter| {
+        let (records, cost) = timed(|| {
+            let mut round = writer.begin_round();
+            while writer.verify_next(&mut round) {}
+            let findings = round.findings();
+            ensure!(findings.total() == 0, "{findings:?}");
+            Ok(findings.records)
+        })?;
+        println!("  {records} records compared with what was written in {cost}");
+        anyhow::Ok(cost.cpu / records as u32)
+    };
+
     let few = &objects[..FEW];
     let load_of_few = load(&mut writer, few)?;
+    let verified_among_few = verify(&mut writer)?;
     let changes = (0..1000).map(|n| anyhow::Ok(change(&mut writer, few, n)?.0));
     let change_of_few = median_cpu(&changes.collect::<Result<Vec<_>>>()?);
     let load_of_all = load(&mut writer, &objects)?;
@@ -100,6 +113,11 @@ fn measure(services: u32, endpoints: u32) -> Result<()> {
         plans[n * 7919 % objects.len()] = plan;
     }
     maps.check(&plans).context("after the changes")?;
+    let verified_among_all = verify(&mut writer)?;
+    assert!(
+        verified_among_all < FACTOR * verified_among_few,
+        "to compare a record costs {verified_among_all:?} of CPU, {verified_among_few:?} where there are few"
+    );
     changes.sort_unstable_by_key(|cost| cost.wall);
     let (p50, p99, max) = (&changes[500], &changes[990], &changes[999]);
     println!("  one endpoint change: p50 {p50}, p99 {p99}, max {max}");

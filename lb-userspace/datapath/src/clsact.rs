@@ -80,12 +80,12 @@ pub fn remove(ifindex: u32) -> io::Result<usize> {
     let mut ours = 0;
     let mut others = 0;
     for direction in [Direction::Ingress, Direction::Egress] {
-        for header in netlink.filters(ifindex, direction)? {
+        for present in netlink.filters(ifindex, direction)? {
             // The list of each priority also has a head, without a handle.
-            if header.handle == TcHandle::UNSPEC {
+            if present.header.handle == TcHandle::UNSPEC {
                 continue;
             }
-            if header.handle != HANDLE || header.info >> 16 != u32::from(priority(direction)) {
+            if !is_ours(&present, direction) {
                 others += 1;
                 continue;
             }
@@ -107,6 +107,26 @@ pub fn remove(ifindex: u32) -> io::Result<usize> {
     Ok(ours)
 }
 
+/// The kernel's number of the program in node-lb's filter on a device, if there is one.
+///
+/// # Errors
+///
+/// The kernel's. It is no error if the device is gone.
+pub fn program(ifindex: u32, direction: Direction) -> io::Result<Option<u32>> {
+    let filters = Netlink::open()?.filters(ifindex, direction)?;
+    let ours = filters.iter().find(|filter| is_ours(filter, direction));
+    let attributes = ours.into_iter().flat_map(|filter| &filter.attributes);
+    let options = attributes.filter_map(|attribute| match attribute {
+        TcAttribute::Options(options) => Some(options),
+        _ => None,
+    });
+    let mut ids = options.flatten().filter_map(|option| match option {
+        TcOption::Bpf(TcFilterBpfOption::ProgId(id)) => Some(*id),
+        _ => None,
+    });
+    Ok(ids.next())
+}
+
 /// [`remove`] for all devices of this network namespace but those to `keep`. Returns how many
 /// filters there were.
 ///
@@ -122,6 +142,12 @@ pub fn remove_except(keep: impl Fn(u32) -> bool) -> io::Result<usize> {
         }
     }
     Ok(removed)
+}
+
+/// Whether a filter is node-lb's.
+fn is_ours(filter: &TcMessage, direction: Direction) -> bool {
+    let TcHeader { handle, info, .. } = filter.header;
+    handle == HANDLE && info >> 16 == u32::from(priority(direction))
 }
 
 /// On each hook, the lowest priority runs first.
@@ -194,7 +220,7 @@ impl Netlink {
     }
 
     /// The filters of a device in one direction; none if the device has no such qdisc or is gone.
-    fn filters(&mut self, ifindex: u32, direction: Direction) -> io::Result<Vec<TcHeader>> {
+    fn filters(&mut self, ifindex: u32, direction: Direction) -> io::Result<Vec<TcMessage>> {
         let mut message = TcMessage::with_index(ifindex as i32);
         message.header.parent = parent(direction);
         let mut filters = Vec::new();
@@ -204,7 +230,7 @@ impl Netlink {
             NLM_F_DUMP,
             |payload| match payload {
                 NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewTrafficFilter(filter)) => {
-                    filters.push(filter.header);
+                    filters.push(filter);
                 }
                 NetlinkPayload::Error(error) if error.code.is_some() => {
                     failure = Some(error.to_io());

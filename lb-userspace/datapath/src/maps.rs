@@ -1,9 +1,13 @@
 //! The maps that plans are written to, behind traits, so that the map writer can be tested without
 //! a kernel.
 
-use std::sync::{Arc, atomic::Ordering};
+use std::{
+    path::Path,
+    sync::{Arc, atomic::Ordering},
+};
 
-use aya::Pod;
+use anyhow::Context as _;
+use aya::{Pod, maps::MapData};
 use lb_common::{
     abi::{
         ClusterIp, Decision, DestinationClass, Endpoint, EndpointMemory, EndpointState, FlowSchema,
@@ -18,6 +22,7 @@ use lb_common::{
 };
 use thiserror::Error;
 
+pub use crate::bpf::Position;
 use crate::{
     Loaded,
     bpf::{BatchError, BatchMap, MappedArray, synchronize_rcu},
@@ -33,7 +38,7 @@ pub trait Elements<T>: Send + Sync {
     fn len(&self) -> u32;
     /// A copy of an element.
     fn read(&self, index: u32) -> T;
-    /// Overwrites an element that no program reads yet.
+    /// Overwrites an element that no program reads yet, or that is wrong as it is.
     fn write(&self, index: u32, value: &T);
     /// Replaces four bytes in one step, after everything that was written before.
     fn publish(&self, index: u32, offset: usize, value: u32);
@@ -65,6 +70,28 @@ pub trait Entries<K, V>: Send + Sync {
     fn all(&self) -> Result<Vec<(K, V)>, WriteError>;
 }
 
+/// A map in which programs look up keys as they are.
+pub trait Lookup<K, V>: Entries<K, V> {
+    /// The value of a key.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses, for which there is no known reason.
+    fn get(&self, key: &K) -> Result<Option<V>, WriteError>;
+    /// Some entries from a position on, which moves behind them. Entries that come or go between
+    /// two parts may be missing; none need be there before the position is the end.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses, for which there is no known reason.
+    fn part(&self, position: &mut Position) -> Result<Vec<(K, V)>, WriteError> {
+        match std::mem::replace(position, Position::End) {
+            Position::End => Ok(Vec::new()),
+            _ => self.all(),
+        }
+    }
+}
+
 /// A map that could not be written or read.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[error("{0}")]
@@ -83,9 +110,9 @@ pub type SourceKey = aya::maps::lpm_trie::Key<SourceRangeKey>;
 
 /// Everything that plans are written to. Counters are shared: others read them meanwhile.
 pub struct Maps {
-    pub frontends4: Box<dyn Entries<FrontendKey<Ip4>, Frontend>>,
-    pub frontends6: Box<dyn Entries<FrontendKey<Ip6>, Frontend>>,
-    pub cluster_ips: Box<dyn Entries<Ip6, ClusterIp>>,
+    pub frontends4: Box<dyn Lookup<FrontendKey<Ip4>, Frontend>>,
+    pub frontends6: Box<dyn Lookup<FrontendKey<Ip6>, Frontend>>,
+    pub cluster_ips: Box<dyn Lookup<Ip6, ClusterIp>>,
     pub service_ranges: Box<dyn Elements<ServiceRange>>,
     pub services: Box<dyn Elements<Service>>,
     pub plans: Box<dyn Elements<Plan>>,
@@ -116,7 +143,22 @@ impl Maps {
     ///
     /// If they cannot be opened or mapped into memory.
     pub fn open(loaded: &Loaded) -> anyhow::Result<Self> {
-        let map = |name| loaded.map(name);
+        Self::by_name(|name| Ok(loaded.map(name)?))
+    }
+
+    /// Opens the maps that are pinned in a directory.
+    ///
+    /// # Errors
+    ///
+    /// If one of them is not there, or they cannot be opened or mapped into memory.
+    pub fn pinned(directory: &Path) -> anyhow::Result<Self> {
+        Self::by_name(|name| {
+            let path = directory.join(name);
+            MapData::from_pin(&path).with_context(|| format!("cannot open {}", path.display()))
+        })
+    }
+
+    fn by_name(map: impl Fn(&str) -> anyhow::Result<MapData>) -> anyhow::Result<Self> {
         Ok(Self {
             frontends4: Box::new(BatchMap::new(&map("FRONTENDS4")?)?),
             frontends6: Box::new(BatchMap::new(&map("FRONTENDS6")?)?),
@@ -189,6 +231,19 @@ impl<K: Pod + Send + Sync, V: Pod + Send + Sync> Entries<K, V> for BatchMap<K, V
 
     fn all(&self) -> Result<Vec<(K, V)>, WriteError> {
         Ok(self.entries()?)
+    }
+}
+
+/// Entries in a part: a fraction of a millisecond's work.
+const PART: usize = 1024;
+
+impl<K: Pod + Send + Sync, V: Pod + Send + Sync> Lookup<K, V> for BatchMap<K, V> {
+    fn get(&self, key: &K) -> Result<Option<V>, WriteError> {
+        Ok(self.get(key)?)
+    }
+
+    fn part(&self, position: &mut Position) -> Result<Vec<(K, V)>, WriteError> {
+        Ok(self.part(position, PART)?)
     }
 }
 

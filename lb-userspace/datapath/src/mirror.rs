@@ -7,6 +7,9 @@ use std::{
 
 use crate::maps::{Entries, Incomplete, WriteError};
 
+/// A key at which a map was not as it had been written: the value there, and the one written.
+pub type Difference<K, V> = (K, Option<V>, Option<V>);
+
 /// Such a map, and a copy of what is in it: only differences cost a system call.
 pub struct Mirror<K, V> {
     map: Box<dyn Entries<K, V>>,
@@ -75,6 +78,32 @@ impl<K: Copy + Eq + Hash, V: Copy + PartialEq> Mirror<K, V> {
             Ok(()) => Ok(left_out),
             Err(Incomplete { error, .. }) => Err(error),
         }
+    }
+
+    /// Compares the map with what was written to it, has it hold that again, and returns what
+    /// differed.
+    ///
+    /// # Errors
+    ///
+    /// If the map cannot be read, or the kernel refuses a write. The next call tries again.
+    pub fn verify(&mut self) -> Result<Vec<Difference<K, V>>, WriteError> {
+        let found: HashMap<K, V> = self.map.all()?.into_iter().collect();
+        if found == self.present {
+            return Ok(Vec::new());
+        }
+        let written = std::mem::replace(&mut self.present, found);
+        let keys: HashSet<K> = self.present.keys().chain(written.keys()).copied().collect();
+        let differences = keys.into_iter().filter_map(|key| {
+            let (found, written) = (self.present.get(&key), written.get(&key));
+            (found != written).then_some((key, found.copied(), written.copied()))
+        });
+        let differences = differences.collect();
+        let entries = written.clone().into_iter().collect::<Vec<_>>();
+        if let Err(error) = self.set(entries) {
+            self.present = written;
+            return Err(error);
+        }
+        Ok(differences)
     }
 }
 
@@ -165,6 +194,28 @@ mod tests {
         assert_eq!(mirror.set([(3, 0), (5, 0), (4, 0)]).unwrap(), 1);
         assert_eq!(map.entries(), [(3, 0), (5, 0)]);
         assert_eq!(mirror.set([(3, 0)]).unwrap(), 0);
+    }
+
+    #[test]
+    fn what_others_write_is_put_right() {
+        let map = Map::default();
+        let mut mirror = Mirror::new(map.clone(), 9).unwrap();
+        mirror.set([(1, 10), (2, 20), (3, 30)]).unwrap();
+        assert_eq!(mirror.verify().unwrap(), []);
+        map.remove(&[1]).unwrap();
+        map.insert(&[2, 4], &[21, 40]).unwrap();
+        let mut found = mirror.verify().unwrap();
+        found.sort_unstable();
+        assert_eq!(
+            found,
+            [
+                (1, None, Some(10)),
+                (2, Some(21), Some(20)),
+                (4, Some(40), None)
+            ]
+        );
+        assert_eq!(map.entries(), [(1, 10), (2, 20), (3, 30)]);
+        assert_eq!(mirror.verify().unwrap(), []);
     }
 
     #[test]

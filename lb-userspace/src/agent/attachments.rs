@@ -20,9 +20,15 @@ use lb_datapath::{
 use super::{kernel::Kernel, status};
 use crate::{
     config::{self, DatapathConfig, SocketLb},
+    map_writer::{Findings, Wrong},
     metrics::{self, DeviceMode},
     plan::LocalDetector,
 };
+
+/// What of the data plane an attached program is ([`Difference::part`]).
+///
+/// [`Difference::part`]: crate::map_writer::Difference::part
+const PROGRAM: &str = "program";
 
 /// What is attached to which device and to which cgroup.
 pub struct Attachments {
@@ -46,6 +52,17 @@ pub struct Attached {
 }
 
 impl Attached {
+    /// A device that does not take its programs.
+    fn refused(device: &Device, role: Role, error: &anyhow::Error) -> Self {
+        Self {
+            name: device.name.clone(),
+            role,
+            xdp: XdpMode::Off,
+            reason: Some(format!("{error:#}")),
+            failed: true,
+        }
+    }
+
     /// For metrics: how an external device's packets come in.
     pub fn mode(&self) -> Option<DeviceMode> {
         (self.role == Role::External).then(|| DeviceMode {
@@ -189,13 +206,7 @@ impl Attachments {
                 Ok(attached) => attached,
                 // The device is gone, but the watcher has not reported it yet.
                 Err(error) if is_gone(&error) => continue,
-                Err(error) => Attached {
-                    name: device.name.clone(),
-                    role,
-                    xdp: XdpMode::Off,
-                    reason: Some(format!("{error:#}")),
-                    failed: true,
-                },
+                Err(error) => Attached::refused(device, role, &error),
             };
             if self.attached.get(&device.index) != Some(&attached) {
                 report(&attached);
@@ -266,6 +277,85 @@ impl Attachments {
                 .with_context(|| format!("cannot translate sockets at {hook}"))?;
         }
         Ok(())
+    }
+
+    /// Compares what is attached to a device with what should be, and attaches it again. A device
+    /// that has refused its programs is left alone, as it is known not to have them.
+    pub fn verify(
+        &mut self,
+        kernel: &mut Kernel,
+        devices: &Devices,
+        index: u32,
+        findings: &mut Findings,
+    ) {
+        let (Some(attached), Some(device)) = (self.attached.get(&index), devices.get(index)) else {
+            return;
+        };
+        let (false, Some(framing)) = (attached.failed, device.framing()) else {
+            return;
+        };
+        let (role, mode) = (attached.role, attached.xdp);
+        let pins = kernel.pins.clone();
+        let attacher = Attacher::new(&pins, self.tc);
+        // What cannot be told is not there.
+        let mut found = Vec::new();
+        for direction in [Direction::Ingress, Direction::Egress] {
+            let program = kernel.program(direction.program(framing));
+            let is_there = program
+                .is_ok_and(|program| attacher.has_tc(index, direction, program).unwrap_or(false));
+            found.push((direction.to_string(), is_there));
+        }
+        if mode != XdpMode::Off {
+            let program = kernel.program(xdp_program(device));
+            let is_there = program
+                .is_ok_and(|program| attacher.has_xdp(index, mode, program).unwrap_or(false));
+            found.push((format!("{mode} XDP"), is_there));
+        }
+        if found.iter().all(|(_, is_there)| *is_there) {
+            findings.records += found.len() as u64;
+            return;
+        }
+        let attached = match self.attach(kernel, &attacher, device, framing, role) {
+            Ok(attached) => attached,
+            // The watcher has not reported it yet.
+            Err(error) if is_gone(&error) => return,
+            Err(error) => Attached::refused(device, role, &error),
+        };
+        for (hook, is_there) in found {
+            let wrong = (!is_there).then_some(Wrong::Missing);
+            findings.compared(PROGRAM, wrong, || format!("for {hook} of {}", device.name));
+        }
+        report(&attached);
+        self.attached.insert(index, attached);
+    }
+
+    /// Compares what is attached to sockets with what should be. Returns whether it has to be
+    /// attached again.
+    pub fn verify_sockets(
+        &self,
+        kernel: &Kernel,
+        config: &DatapathConfig,
+        cgroup_root: Option<&Path>,
+        findings: &mut Findings,
+    ) -> bool {
+        if config.socket_lb == SocketLb::Off {
+            return false;
+        }
+        let attacher = Attacher::new(&kernel.pins, self.tc);
+        let path = config.cgroup_path.as_deref().or(cgroup_root);
+        let cgroup = path.and_then(|path| Cgroup::open(path).ok());
+        let has = |hook: SocketHook| {
+            let (cgroup, program) = (cgroup.as_ref()?, kernel.program(hook.name()).ok()?);
+            attacher.has_socket(cgroup, hook, program).ok()
+        };
+        let mut is_whole = true;
+        for hook in SocketHook::ALL {
+            let is_there = has(hook) == Some(true);
+            let wrong = (!is_there).then_some(Wrong::Missing);
+            findings.compared(PROGRAM, wrong, || format!("for {hook} of sockets"));
+            is_whole &= is_there;
+        }
+        !is_whole
     }
 
     fn attach(

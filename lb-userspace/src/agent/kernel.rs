@@ -36,7 +36,7 @@ use super::{
 use crate::{
     config::{AdmissionMode, Config},
     flows::{self, FlowSweeper, FlowTables, Parties, SeatTable, ServiceCounters, UdpSockets},
-    map_writer::{self, MapFill},
+    map_writer::{self, Findings, MapFill, wrong},
     plan::{LocalDetector, LocalNode},
     waiting,
 };
@@ -72,6 +72,8 @@ pub struct Kernel {
     /// What happened to `--flow-table-size`, if it is not simply in force.
     size_note: Option<String>,
     config: MappedArray<abi::Config>,
+    /// The settings as this agent has left them, once it has.
+    settings: Option<abi::Config>,
     local_addresses: Mirror<Ip6, abi::LocalAddress>,
     devices: Mirror<u32, abi::Device>,
     ways_back: Mirror<u32, u32>,
@@ -116,6 +118,7 @@ impl Kernel {
         MappedArray::new(&loaded.map("LIMITS")?)?.write(0, &limits);
         Ok(Self {
             config: first.config,
+            settings: None,
             local_addresses: mirror(&loaded, LOCAL_ADDRESSES)?,
             devices: mirror(&loaded, "DEVICES")?,
             ways_back: mirror(&loaded, "WAYS_BACK")?,
@@ -230,6 +233,7 @@ impl Kernel {
         self.loaded = programs.loaded;
         self.sizes.slots = programs.slots;
         self.config = programs.config;
+        self.settings = None;
         self.resize = programs.resize;
         self.size_note = programs.kept;
     }
@@ -307,7 +311,7 @@ impl Kernel {
     ///
     /// If the system does not tell its clock or this network namespace.
     pub fn configure(
-        &self,
+        &mut self,
         config: &Config,
         node: &LocalNode,
         detector: &LocalDetector,
@@ -340,6 +344,7 @@ impl Kernel {
             settings.hop_generation = before.hop_generation.wrapping_add(1);
             self.config.write(0, &settings);
         }
+        self.settings = Some(settings);
         Ok(())
     }
 
@@ -414,9 +419,56 @@ impl Kernel {
     }
 
     /// Has programs classify connections by flow schemas from now on.
-    pub fn begin_admission(&self) {
+    pub fn begin_admission(&mut self) {
+        self.set_flag(config_flag::ADMISSION, true);
+    }
+
+    /// Sets a flag of the settings, or takes it back.
+    fn set_flag(&mut self, flag: u32, is_set: bool) {
         let flags = self.config.u32_at(0, offset_of!(abi::Config, flags));
-        flags.fetch_or(config_flag::ADMISSION, Relaxed);
+        match is_set {
+            true => flags.fetch_or(flag, Relaxed),
+            false => flags.fetch_and(!flag, Relaxed),
+        };
+        if let Some(settings) = &mut self.settings {
+            match is_set {
+                true => settings.flags |= flag,
+                false => settings.flags &= !flag,
+            }
+        }
+    }
+
+    /// Compares the settings and the maps of what the node is with what was written to them, and has
+    /// them hold that again.
+    pub fn verify(&mut self, findings: &mut Findings) {
+        self.verify_settings(findings);
+        let address = |ip: &Ip6| IpAddr::from(*ip).to_string();
+        verify_mirror(
+            &mut self.local_addresses,
+            LOCAL_ADDRESSES,
+            address,
+            findings,
+        );
+        verify_mirror(&mut self.devices, "DEVICES", u32::to_string, findings);
+        verify_mirror(&mut self.ways_back, "WAYS_BACK", u32::to_string, findings);
+        let sources = &mut self.tunnel_sources;
+        verify_mirror(sources, "TUNNEL_SOURCES", u32::to_string, findings);
+    }
+
+    fn verify_settings(&mut self, findings: &mut Findings) {
+        let found = self.config.read(0);
+        let settings = *self.settings.get_or_insert(found);
+        // Goes up with each change of next hops.
+        let written = abi::Config {
+            hop_generation: found.hop_generation,
+            ..settings
+        };
+        let wrong = wrong(Some(&found), Some(&written));
+        findings.compared("CONFIG", wrong, || "(the node's settings)".to_owned());
+        if wrong.is_some() {
+            self.config.write(0, &written);
+            self.next_hops_changed();
+        }
     }
 
     /// How many of them there is room for.
@@ -464,11 +516,7 @@ impl Kernel {
     ) -> anyhow::Result<()> {
         let any = !sources.is_empty();
         whole(self.tunnel_sources.set(sources)?, "TUNNEL_SOURCES")?;
-        let flags = self.config.u32_at(0, offset_of!(abi::Config, flags));
-        match any {
-            true => flags.fetch_or(config_flag::TUNNELS, Relaxed),
-            false => flags.fetch_and(!config_flag::TUNNELS, Relaxed),
-        };
+        self.set_flag(config_flag::TUNNELS, any);
         Ok(())
     }
 }
@@ -482,6 +530,26 @@ where
     let map = BatchMap::new(&loaded.map(name)?)?;
     let room = map.max_entries();
     Ok(Mirror::new(map, room)?)
+}
+
+/// Compares a map with what was written to it, and has it hold that again; `name` says what a key
+/// stands for.
+fn verify_mirror<K, V>(
+    mirror: &mut Mirror<K, V>,
+    map: &'static str,
+    name: impl Fn(&K) -> String,
+    findings: &mut Findings,
+) where
+    K: Copy + Eq + Hash,
+    V: Copy + PartialEq,
+{
+    let Some(differences) = findings.read(mirror.verify()) else {
+        return;
+    };
+    findings.records += mirror.len().saturating_sub(differences.len()) as u64;
+    for (key, found, written) in differences {
+        findings.compared(map, wrong(found.as_ref(), written.as_ref()), || name(&key));
+    }
 }
 
 fn fill<K, V>(map: &'static str, mirror: &Mirror<K, V>) -> MapFill

@@ -31,6 +31,7 @@ mod sync;
 mod this_node;
 mod tracer;
 mod traffic;
+mod verification;
 pub mod vitals;
 
 use std::{
@@ -63,6 +64,7 @@ use self::{
     succession::{Next, Offer, Place, Predecessor, Retired, Standby},
     sync::Syncer,
     tracer::Tracer,
+    verification::Verification,
     vitals::Phase,
 };
 use crate::{
@@ -193,6 +195,7 @@ struct Agent {
     unpinned: Option<String>,
     /// Which pods of this node that was last asked of.
     pods_seen: u64,
+    verification: Verification,
     in_sync_since: Option<SystemTime>,
 }
 
@@ -282,6 +285,7 @@ impl Agent {
             unserved: None,
             unpinned: None,
             pods_seen: 0,
+            verification: Verification::default(),
             in_sync_since: None,
             config,
             kernel,
@@ -364,6 +368,7 @@ impl Agent {
                 Ok(()) = api_servers.changed() => self.api_servers_changed().await,
                 Some(request) = trace_asked.recv() => self.trace_asked(request),
                 step = self.tracer.next() => self.trace_step(step),
+                () = at(self.verification.next()) => self.verify_some().await,
                 _ = level_limits.tick(), if self.admission.is_some() => self.set_level_limits(),
                 _ = quiet.tick() => {
                     self.seats.tick();
@@ -499,6 +504,7 @@ impl Agent {
             self.answer();
             self.offer();
             self.servers.first_state_written();
+            self.verification.begin();
             tracing::info!(
                 service_ports = self.syncer.writer().len(),
                 seconds = since.elapsed().as_secs_f64(),

@@ -81,6 +81,7 @@ impl Agent {
                 change: change.map(str::to_owned),
             },
             trace: self.tracer.running(),
+            verification: self.verification.report(),
             admission: self.config.admission.mode.name().to_owned(),
             admission_problems: self.admission_problems(),
             ..Status::default()

@@ -47,6 +47,8 @@ pub struct Servers {
     /// refused does not make the node unready.
     pub has_room: Condition,
     pub devices: Condition,
+    /// The check that the data plane keeps what is written to it.
+    pub data_plane: Condition,
     configz: bytes::Bytes,
     local: Option<LocalServer>,
     /// One for each server that speaks for the whole agent. Dropped, they end these.
@@ -81,6 +83,7 @@ impl Servers {
         let detection = readiness.add_condition("local-pod-detection");
         let has_room = readiness.add_condition("maps-have-room");
         let devices = readiness.add_condition("devices");
+        let data_plane = readiness.add_condition("data-plane");
         let (shutdown, stop) = (readiness.add_shutdown(), process.stop());
         tokio::spawn(async move {
             stop.told().await;
@@ -101,6 +104,7 @@ impl Servers {
             detection,
             has_room,
             devices,
+            data_plane,
             local: None,
             public: Vec::new(),
             runtime,

@@ -95,6 +95,39 @@ pub struct Status {
     /// What is traced, if something is.
     #[serde(default)]
     pub trace: Option<String>,
+    #[serde(default)]
+    pub verification: Verification,
+}
+
+/// How the data plane compares with what it should be. The agent compares all of it, again and
+/// again, and puts right what differs.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Verification {
+    /// When everything was last compared once (RFC 3339); absent before the first time.
+    pub last_round: Option<String>,
+    /// Records compared then.
+    pub records: u64,
+    /// Milliseconds that the comparison took, and of these the ones of work.
+    pub took_ms: u64,
+    pub worked_ms: u64,
+    /// Differences found since the agent started, and within the last hour.
+    pub differences: u64,
+    pub within_an_hour: u64,
+    /// The latest of them, the newest last.
+    pub latest: Vec<Difference>,
+    /// Why the data plane does not stay as it should be, if so.
+    pub problem: Option<String>,
+}
+
+/// A record that differed from what had been written to it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Difference {
+    /// When it was found and put right (RFC 3339).
+    pub at: String,
+    /// Which record of which map, and what was wrong with it.
+    pub what: String,
 }
 
 /// A sync that runs.

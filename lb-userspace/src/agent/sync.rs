@@ -233,6 +233,38 @@ impl Syncer {
         Some(plan::plan(service, &slices, &self.node))
     }
 
+    /// Names of at most `most` Services with plans, those that come after `after`, and of all that
+    /// should have one and have not; with these, whether there are more of the former.
+    pub fn services(
+        &self,
+        store: &Store,
+        after: Option<&ObjectName>,
+        most: usize,
+    ) -> (Vec<ObjectName>, bool) {
+        let (planned, more) = self.catalog.page(after, most);
+        let mut names: Vec<_> = planned.iter().map(|plan| plan.service.clone()).collect();
+        if store.services().len() != self.catalog.services() {
+            let all = store.services().map(|service| &service.name);
+            let lacking = all.filter(|name| self.catalog.get(name).is_none());
+            names.extend(lacking.cloned());
+        }
+        (names, more > 0)
+    }
+
+    /// Whether the plan of a Service is still the one that its objects and this node ask for. If
+    /// not, the next sync of the Service makes it anew.
+    pub fn verify(&mut self, store: &Store, name: &ObjectName) -> bool {
+        let fresh = store.service(name).map(|service| {
+            let slices: Vec<_> = store.slices(name).collect();
+            plan::plan(service, &slices, &self.node)
+        });
+        let is_fresh = self.catalog.get(name).as_deref() == fresh.as_ref();
+        if !is_fresh {
+            self.planned.remove(name);
+        }
+        is_fresh
+    }
+
     /// Makes use of a quiet moment: to be called every now and then.
     pub fn idle(&mut self, quiet: Duration) {
         if self.last_sync.is_some_and(|last| last.elapsed() >= quiet) {

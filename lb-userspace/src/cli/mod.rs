@@ -32,6 +32,7 @@ mod snapshot;
 mod status;
 mod top;
 mod trace;
+mod verify;
 
 /// Runs the command in `arguments`, which start with the program's name.
 ///
@@ -64,6 +65,7 @@ enum Command {
     Flows(flows::Command),
     Explain(explain::Command),
     Status(status::Command),
+    Verify(verify::Command),
     Top(top::Command),
     Probe(probe::Command),
     Trace(trace::Command),
@@ -98,6 +100,7 @@ impl Cli {
             Command::Flows(command) => command.run(),
             Command::Explain(command) => command.run(),
             Command::Status(command) => return command.run(),
+            Command::Verify(command) => return command.run(),
             Command::Top(command) => command.run(),
             Command::Probe(command) => command.run(),
             Command::Trace(command) => command.run(),

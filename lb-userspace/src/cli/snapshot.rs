@@ -8,7 +8,6 @@ use std::{
 };
 
 use anyhow::bail;
-use ipnet::IpNet;
 use k8s_openapi::api::core::v1 as core;
 use kube::{Api, api::ListParams};
 use lb_objects::{
@@ -23,8 +22,10 @@ use tokio::{
 use crate::{
     agent::own_addresses,
     config::{Config, SourceSpec},
+    map_writer::{NodeFacts, Reserved, Settings},
+    memory::ProgrammedTables,
     metrics::Metrics,
-    plan::{LocalNode, ServicePlan, plan},
+    plan::{LocalDetector, LocalNode, ServicePlan, Undetected, plan},
     source::{
         Batch, Event, Source as _,
         api::{ApiSource, Connection, within},
@@ -96,29 +97,45 @@ impl Snapshot {
         })
     }
 
-    /// This node, with all its addresses.
-    pub fn node(&self) -> &Node {
-        &self.node
+    /// The same on the node itself: it has all addresses of its devices, and if nothing else names
+    /// its own, those that are `known`.
+    pub fn on_this_node(mut self, config: &Config, known: Vec<IpAddr>) -> Self {
+        if self.node.addresses.is_empty() {
+            self.node.addresses = known;
+        }
+        self.addresses = own_addresses();
+        let local: Vec<_> = self.addresses.iter().copied().collect();
+        self.local_node = LocalNode::new(&self.node, &local, &config.plan);
+        self
     }
 
-    /// The addresses at which this node is reached, as far as they are known here.
-    pub fn addresses(&self) -> &BTreeSet<IpAddr> {
-        &self.addresses
-    }
-
-    /// Where the API server is, if it is the source.
-    pub fn api_servers(&self) -> &[SocketAddr] {
-        &self.api_servers
-    }
-
-    /// This node in the form that plans need.
-    pub fn local_node(&self) -> &LocalNode {
-        &self.local_node
-    }
-
-    /// The networks of ServiceCIDRs, as far as the source has any.
-    pub fn service_cidrs(&mut self) -> Vec<IpNet> {
-        self.store.take_service_cidrs().unwrap_or_default()
+    /// Tables with what the agent would write to the kernel's maps, Maglev tables of so many rows
+    /// among it. Service ports without room are reported on standard error.
+    pub fn tables(&mut self, config: &Config, maglev_rows: u32) -> ProgrammedTables {
+        let service_cidrs = self.store.take_service_cidrs().unwrap_or_default();
+        let node = &self.node;
+        if let Some(undetected) = Undetected::on(node, &config.detect_local) {
+            warn(&undetected);
+        }
+        let detector = LocalDetector::new(&config.detect_local, node);
+        let settings = Settings::new(config, &self.local_node, &detector);
+        let facts = NodeFacts {
+            maglev_rows,
+            ..NodeFacts::new(config, node, self.addresses.clone())
+        };
+        let mut tables = ProgrammedTables::new(&settings, facts, 0);
+        let plans = self.plans();
+        let own = self.addresses.clone();
+        let mut reserved = Reserved::for_agent(config, own, self.api_servers.iter().copied());
+        let checks = plans.iter().flat_map(|service| &service.health_checks);
+        reserved.add_health_checks(checks.map(|check| check.port));
+        tables.reserve(reserved);
+        tables.set_service_cidrs(&service_cidrs);
+        tables.program(plans.iter().flat_map(|service| &service.ports));
+        for (key, error) in tables.not_programmed() {
+            warn(&format_args!("{key} is not programmed: {error}"));
+        }
+        tables
     }
 
     /// The API server's objects of connection admission, if they are asked for.

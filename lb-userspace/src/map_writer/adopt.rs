@@ -64,7 +64,7 @@ impl MapWriter {
                 continue;
             }
             let mut taken = Parts::default();
-            match self.take_over(id, service.plan, &mut taken) {
+            match self.take_over(id, service, &mut taken) {
                 Some(programmed) => {
                     inherited.services.insert(id, programmed);
                     let same_hash = inherited.by_name.entry(service.name_hash).or_default();
@@ -111,7 +111,13 @@ impl MapWriter {
 
     /// Marks everything that a published service uses as in use, and adds it to `taken`; `None` if
     /// it cannot be consistent.
-    fn take_over(&mut self, id: u32, plan: u32, taken: &mut Parts) -> Option<Programmed> {
+    fn take_over(
+        &mut self,
+        id: u32,
+        service: abi::Service,
+        taken: &mut Parts,
+    ) -> Option<Programmed> {
+        let abi::Service { plan, name_hash } = service;
         reserve(self.ids.reserve(id), id, &mut taken.ids)?;
         reserve(self.plans.reserve(plan), plan, &mut taken.plans)?;
         let content = self.maps.plans.read(plan);
@@ -147,6 +153,7 @@ impl MapWriter {
         }
         Some(Programmed {
             id,
+            name_hash,
             plan,
             content,
             lane: self.lane(slots, &endpoints),

@@ -15,7 +15,10 @@ use lb_common::{
 use lb_datapath::maps::{Maps, WriteError};
 use lb_objects::{IpFamily, Protocol};
 
-use super::Key;
+use super::{
+    Key,
+    verify::{Findings, Scan, wrong},
+};
 use crate::plan::Plan;
 
 /// ServiceCIDRs of a family whose addresses without a Service are dropped. One range more is for
@@ -154,6 +157,53 @@ impl ClusterIps {
             self.insert(&added, maps);
         }
         self.write_ranges(maps);
+    }
+
+    /// Compares the next entries with what was written; some of them nobody may have written. After
+    /// a difference, [`Self::flush`] has the map hold what it should.
+    pub fn verify_part(&mut self, scan: &mut Scan, maps: &Maps, findings: &mut Findings) {
+        for (ip, entry) in scan.part(&*maps.cluster_ips, findings) {
+            scan.right += usize::from(self.found(ip.into(), Some(entry), findings));
+        }
+    }
+
+    /// Finds what is missing, if only so many entries have been found.
+    pub fn verify_missing(&mut self, found: usize, maps: &Maps, findings: &mut Findings) {
+        if found >= self.present.len() {
+            return;
+        }
+        let all: Vec<_> = self.present.keys().copied().collect();
+        for ip in all {
+            if let Some(found) = findings.read(maps.cluster_ips.get(&ip.into())) {
+                self.found(ip, found, findings);
+            }
+        }
+    }
+
+    /// The same for the ranges of addresses that only Services have.
+    pub fn verify_ranges(&mut self, maps: &Maps, findings: &mut Findings) {
+        for (index, written) in (0..).zip(&mut self.ranges) {
+            let found = maps.service_ranges.read(index);
+            let wrong = wrong(Some(&found), Some(written));
+            findings.compared("SERVICE_RANGES", wrong, || index.to_string());
+            *written = found;
+        }
+    }
+
+    /// Takes over what the map holds at an address, if it is not what was written. Returns whether
+    /// it is.
+    fn found(&mut self, ip: IpAddr, found: Option<ClusterIp>, findings: &mut Findings) -> bool {
+        let wrong = wrong(found.as_ref(), self.present.get(&ip));
+        findings.compared("CLUSTER_IPS", wrong, || ip.to_string());
+        if wrong.is_none() {
+            return true;
+        }
+        self.changed.insert(ip);
+        match found {
+            Some(entry) => drop(self.present.insert(ip, entry)),
+            None => drop(self.present.remove(&ip)),
+        }
+        false
     }
 
     fn insert(&mut self, added: &[(IpAddr, ClusterIp)], maps: &Maps) {

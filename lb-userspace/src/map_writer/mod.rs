@@ -24,6 +24,7 @@ mod source_ranges;
 mod tables;
 #[cfg(test)]
 mod tests;
+mod verify;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -62,6 +63,7 @@ pub use self::{
     schemas::{Known, NotInForce, Numbered, NumberedLevel, NumberedSchema, Tenant},
     seats::{Limit as ConnectionLimit, Limited},
     settings::Settings,
+    verify::{Difference, Findings, Round, Wrong, wrong},
 };
 use crate::{
     config::{AdmissionMode, Config, MapLimits},

@@ -41,6 +41,8 @@ const KINDS: [FrontendKind; 4] = [
 #[derive(Debug)]
 pub struct Programmed {
     pub id: u32,
+    /// [`Key::hash`] of the service port.
+    pub name_hash: u32,
     /// Index of the published plan, 0 for none; then the plan's contents.
     pub plan: u32,
     pub content: abi::Plan,
@@ -57,9 +59,10 @@ pub struct Programmed {
 
 impl Programmed {
     /// A service port that has only a number so far.
-    fn new(id: u32) -> Self {
+    fn new(id: u32, name_hash: u32) -> Self {
         Self {
             id,
+            name_hash,
             plan: 0,
             content: abi::Plan::default(),
             endpoints: Arc::default(),
@@ -196,7 +199,7 @@ impl MapWriter {
         let none = Shortages::default();
         self.maps.service_shortages.write(id, &none);
         self.maps.service_flows.write(id, &ServiceFlows::default());
-        Ok(Programmed::new(id))
+        Ok(Programmed::new(id, service.name_hash))
     }
 
     /// Of a map of so many entries, those that a Service of this rank has to leave free.

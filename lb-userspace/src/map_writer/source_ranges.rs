@@ -10,7 +10,13 @@ use ipnet::IpNet;
 use lb_common::abi::SourceRangeKey;
 use lb_datapath::maps::{Maps, SourceKey, WriteError};
 
-use super::ranges::Numbers;
+use super::{
+    ranges::Numbers,
+    verify::{Findings, verify_trie},
+};
+
+/// The value of every entry: that there is one says all.
+const MEMBER: u8 = 1;
 
 /// The sets that are in the trie, and how many plans refer to each.
 pub struct SourceSets {
@@ -147,7 +153,7 @@ impl SourceSets {
             return Err(WriteError("no number for source ranges is free".into()));
         };
         let keys = keys(set, &ranges);
-        if let Err(incomplete) = maps.source_ranges.insert(&keys, &vec![1; keys.len()]) {
+        if let Err(incomplete) = maps.source_ranges.insert(&keys, &vec![MEMBER; keys.len()]) {
             // If the kernel refuses, this does no harm: no plan refers to them.
             let _ = maps.source_ranges.remove(&keys[..incomplete.done]);
             self.numbers.release(set);
@@ -167,6 +173,15 @@ impl SourceSets {
         if *references == 0 {
             self.remove(set, maps);
         }
+    }
+
+    /// Compares the trie with the sets, and has it hold just these.
+    pub fn verify(&self, maps: &Maps, findings: &mut Findings) {
+        let sets = self.sets.iter();
+        let written = sets.flat_map(|(set, (ranges, _))| keys(*set, ranges));
+        let written = written.chain(self.strays.iter().copied());
+        let written = written.map(|key| (key, MEMBER));
+        verify_trie("SOURCE_RANGES", &*maps.source_ranges, written, findings);
     }
 
     fn remove(&mut self, set: u32, maps: &Maps) {

@@ -5,7 +5,7 @@ use std::{collections::HashMap, net::SocketAddr, ops::Range, sync::Arc};
 use lb_common::abi::{MAGLEV_ROWS, MaglevRows};
 use lb_datapath::maps::Maps;
 
-use super::{maglev, ranges::Ranges};
+use super::{maglev, ranges::Ranges, verify::Findings};
 
 /// Stands for the first row of an empty set's table, which is never read.
 pub const NO_TABLE: u32 = u32::MAX;
@@ -53,10 +53,8 @@ impl LookupTables {
             return Some(*row);
         }
         let element = self.elements.take_leaving(elements(&content), reserve)?;
-        for (index, rows) in (element..).zip(content.chunks(MAGLEV_ROWS as usize)) {
-            let mut positions = [0; MAGLEV_ROWS as usize];
-            positions[..rows.len()].copy_from_slice(rows);
-            maps.maglev.write(index, &MaglevRows { positions });
+        for (index, rows) in in_elements(element, &content) {
+            maps.maglev.write(index, &rows);
         }
         let row = element * MAGLEV_ROWS;
         self.insert(row, content.into());
@@ -121,6 +119,26 @@ impl LookupTables {
         true
     }
 
+    /// First rows of the tables.
+    pub fn rows(&self) -> impl Iterator<Item = u32> {
+        self.tables.keys().copied()
+    }
+
+    /// Compares a table with what was written, and mends it.
+    pub fn verify(&self, row: u32, maps: &Maps, findings: &mut Findings) {
+        let Some((content, _)) = self.tables.get(&row) else {
+            return;
+        };
+        for (index, rows) in in_elements(row / MAGLEV_ROWS, content) {
+            findings.element(
+                "MAGLEV",
+                &*maps.maglev,
+                (index, &rows),
+                &format_args!("table {row}"),
+            );
+        }
+    }
+
     fn insert(&mut self, row: u32, content: Arc<[u16]>) {
         self.by_content.entry(content.clone()).or_insert(row);
         self.tables.insert(row, (content, 1));
@@ -129,4 +147,14 @@ impl LookupTables {
 
 fn elements(content: &[u16]) -> u32 {
     (content.len() as u32).div_ceil(MAGLEV_ROWS)
+}
+
+/// A table as it is in the map, from an element on.
+fn in_elements(first: u32, content: &[u16]) -> impl Iterator<Item = (u32, MaglevRows)> {
+    let rows = content.chunks(MAGLEV_ROWS as usize).map(|rows| {
+        let mut positions = [0; MAGLEV_ROWS as usize];
+        positions[..rows.len()].copy_from_slice(rows);
+        MaglevRows { positions }
+    });
+    (first..).zip(rows)
 }

@@ -20,4 +20,5 @@ mod succession;
 mod support;
 mod trace;
 mod udp;
+mod verification;
 mod versions;

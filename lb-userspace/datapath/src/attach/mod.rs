@@ -15,7 +15,7 @@ use std::{
 };
 
 use super::{
-    bpf::{AttachPoint, Link, LinkTarget},
+    bpf::{AttachPoint, Link, LinkTarget, program_id},
     clsact,
     hooks::{Direction, SocketHook, TcFlavor, XdpMode},
     pins::{LinkPin, Pins},
@@ -155,6 +155,77 @@ impl<'a> Attacher<'a> {
             hook: hook.attach_type(),
         };
         self.create(pin, point, program).map(|()| false)
+    }
+
+    /// Whether this XDP program is attached to a device, in this mode.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel does not tell.
+    pub fn has_xdp(
+        &self,
+        ifindex: u32,
+        mode: XdpMode,
+        program: BorrowedFd<'_>,
+    ) -> Result<bool, AttachError> {
+        let pin = LinkPin::Xdp { mode, ifindex };
+        self.holds(pin, LinkTarget::Device(ifindex), program)
+    }
+
+    /// Whether this TC program is attached to a device.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel does not tell.
+    pub fn has_tc(
+        &self,
+        ifindex: u32,
+        direction: Direction,
+        program: BorrowedFd<'_>,
+    ) -> Result<bool, AttachError> {
+        let pin = LinkPin::Tcx { direction, ifindex };
+        if self.tc == TcFlavor::Clsact {
+            let id = program_id(program).map_err(|source| refused(pin, source))?;
+            let attached = clsact::program(ifindex, direction).map_err(AttachError::Filters)?;
+            return Ok(attached == Some(id));
+        }
+        self.holds(pin, LinkTarget::Device(ifindex), program)
+    }
+
+    /// Whether this program is attached to a socket hook of a cgroup.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel does not tell.
+    pub fn has_socket(
+        &self,
+        cgroup: &Cgroup,
+        hook: SocketHook,
+        program: BorrowedFd<'_>,
+    ) -> Result<bool, AttachError> {
+        self.holds(
+            LinkPin::Socket(hook),
+            LinkTarget::Cgroup(cgroup.id),
+            program,
+        )
+    }
+
+    /// Whether a link is on `target`, with this program.
+    fn holds(
+        &self,
+        pin: LinkPin,
+        target: LinkTarget,
+        program: BorrowedFd<'_>,
+    ) -> Result<bool, AttachError> {
+        let id = program_id(program).map_err(|source| refused(pin, source))?;
+        let link = self.pins.open_link(pin);
+        let link = link.map_err(|source| AttachError::Pin {
+            path: self.pins.link(pin),
+            source,
+        })?;
+        let Some(link) = link else { return Ok(false) };
+        let info = link.info().map_err(|source| refused(pin, source))?;
+        Ok(info.target == target && info.program_id == id)
     }
 
     /// Detaches everything from a device, which may be gone already.

@@ -3,6 +3,7 @@
 use std::{
     io,
     marker::PhantomData,
+    mem::MaybeUninit,
     os::fd::{AsFd, AsRawFd, OwnedFd},
     path::Path,
 };
@@ -19,6 +20,16 @@ use super::{bpf, empty_attr};
 /// How many entries are requested at a time when a whole map is read. The cost per entry does not
 /// fall with more.
 const LOOKUP_CHUNK: usize = 16 * 1024;
+
+/// How far a map has been read.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Position {
+    #[default]
+    Start,
+    /// Where the last part ended: for hash maps the number of a bucket, for others a key.
+    After(Vec<u8>),
+    End,
+}
 
 /// A hash, LRU hash, LPM trie or array map with one value per key, read and written in batches.
 #[derive(Debug)]
@@ -162,6 +173,26 @@ impl<K: Pod, V: Pod> BatchMap<K, V> {
         Ok(removed)
     }
 
+    /// The value of a key, as programs find it: in an LPM trie, that of the longest prefix.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's.
+    pub fn get(&self, key: &K) -> Result<Option<V>, BatchError> {
+        let mut value = MaybeUninit::<V>::uninit();
+        let mut attr = empty_attr();
+        attr.__bindgen_anon_2.map_fd = self.fd.as_raw_fd() as u32;
+        attr.__bindgen_anon_2.key = std::ptr::from_ref(key) as u64;
+        attr.__bindgen_anon_2.__bindgen_anon_1.value = value.as_mut_ptr() as u64;
+        match bpf(bpf_cmd::BPF_MAP_LOOKUP_ELEM, &mut attr) {
+            // SAFETY: the kernel wrote a whole value, of the size that `new` has checked, and every
+            // bit pattern is a valid `Pod`.
+            Ok(_) => Ok(Some(unsafe { value.assume_init() })),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(source) => Err(self.stopped("look-up", 0, 1, source)),
+        }
+    }
+
     /// All entries. Those that come or go while this runs may be missing; a map that grows
     /// meanwhile may show entries twice.
     ///
@@ -170,35 +201,45 @@ impl<K: Pod, V: Pod> BatchMap<K, V> {
     /// The kernel's.
     pub fn entries(&self) -> Result<Vec<(K, V)>, BatchError> {
         let mut entries = Vec::new();
-        // Where the last batch ended: for hash maps the number of a bucket, for others a key.
-        let mut position = vec![0u8; size_of::<K>().max(4)];
-        let mut next = position.clone();
-        let mut started = false;
-        let mut room = LOOKUP_CHUNK.min(self.max_entries as usize);
-        let mut keys: Vec<K> = Vec::with_capacity(room);
-        let mut values: Vec<V> = Vec::with_capacity(room);
+        let mut position = Position::Start;
+        while position != Position::End {
+            entries.extend(self.part(&mut position, LOOKUP_CHUNK)?);
+        }
+        Ok(entries)
+    }
+
+    /// The next entries from a position on, about `most` of them, and moves the position behind
+    /// them. As for [`Self::entries`] if the map changes between two parts.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's.
+    pub fn part(&self, position: &mut Position, most: usize) -> Result<Vec<(K, V)>, BatchError> {
+        let mut next = vec![0u8; size_of::<K>().max(4)];
+        let mut room = most.clamp(1, self.max_entries as usize);
+        let (mut keys, mut values) = (Vec::<K>::new(), Vec::<V>::new());
         loop {
+            keys.reserve(room);
+            values.reserve(room);
             let mut attr = self.attr();
-            if started {
-                attr.batch.in_batch = position.as_ptr() as u64;
+            match position {
+                Position::Start => {}
+                Position::After(last) => attr.batch.in_batch = last.as_ptr() as u64,
+                Position::End => return Ok(Vec::new()),
             }
             attr.batch.out_batch = next.as_mut_ptr() as u64;
             attr.batch.keys = keys.as_mut_ptr() as u64;
             attr.batch.values = values.as_mut_ptr() as u64;
             let (found, result) = Self::run(bpf_cmd::BPF_MAP_LOOKUP_BATCH, &mut attr, room);
-            let end = match result {
-                Ok(()) => false,
-                Err(error) if error.raw_os_error() == Some(libc::ENOENT) => true,
+            let after = match result {
+                Ok(()) => Position::After(next),
+                Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Position::End,
                 // A bucket contains more entries than there is room for.
                 Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => {
                     room *= 2;
-                    keys.reserve(room);
-                    values.reserve(room);
                     continue;
                 }
-                Err(source) => {
-                    return Err(self.stopped("reading", entries.len(), room, source));
-                }
+                Err(source) => return Err(self.stopped("reading", 0, room, source)),
             };
             // SAFETY: the kernel wrote `found` keys and values, no more than `room`, for which both
             // have the capacity; they are empty before.
@@ -206,12 +247,8 @@ impl<K: Pod, V: Pod> BatchMap<K, V> {
                 keys.set_len(found);
                 values.set_len(found);
             }
-            entries.extend(keys.drain(..).zip(values.drain(..)));
-            if end {
-                return Ok(entries);
-            }
-            std::mem::swap(&mut position, &mut next);
-            started = true;
+            *position = after;
+            return Ok(keys.into_iter().zip(values).collect());
         }
     }
 

@@ -3,14 +3,14 @@
 
 use std::{
     io, mem,
-    os::fd::{AsRawFd, OwnedFd},
+    os::fd::{AsRawFd, BorrowedFd, OwnedFd},
     path::Path,
     thread,
     time::Duration,
 };
 
 use aya::Pod;
-use aya_obj::generated::{bpf_attr, bpf_cmd};
+use aya_obj::generated::{bpf_attr, bpf_cmd, bpf_prog_info};
 
 use crate::socket_option;
 
@@ -20,7 +20,7 @@ mod link;
 mod run;
 
 pub use array::{ArrayError, MappedArray};
-pub use batch::{BatchError, BatchMap};
+pub use batch::{BatchError, BatchMap, Position};
 pub use link::{AttachPoint, Link, LinkInfo, LinkTarget};
 pub use run::{Words, run_classifier};
 
@@ -99,6 +99,22 @@ pub(crate) fn bpf(command: bpf_cmd, attr: &mut bpf_attr) -> io::Result<i32> {
         Ok(result) if result >= 0 => Ok(result),
         _ => Err(io::Error::last_os_error()),
     }
+}
+
+/// The kernel's number of a program.
+///
+/// # Errors
+///
+/// The kernel's; none is expected.
+pub fn program_id(program: BorrowedFd<'_>) -> io::Result<u32> {
+    // SAFETY: a struct of plain integers, to be filled in by the kernel.
+    let mut info: bpf_prog_info = unsafe { mem::zeroed() };
+    let mut attr = empty_attr();
+    attr.info.bpf_fd = program.as_raw_fd() as u32;
+    attr.info.info_len = size_of::<bpf_prog_info>() as u32;
+    attr.info.info = &raw mut info as u64;
+    bpf(bpf_cmd::BPF_OBJ_GET_INFO_BY_FD, &mut attr)?;
+    Ok(info.id)
 }
 
 /// The number by which BPF programs know a socket's network namespace.

@@ -23,7 +23,7 @@ use lb_common::{
 
 use crate::{
     bpf::MappedArray,
-    maps::{Elements, Entries, Incomplete, Maps, SourceKey, WriteError},
+    maps::{Elements, Entries, Incomplete, Lookup, Maps, SourceKey, WriteError},
 };
 
 /// Maps with as many entries as the kernel's. The map writer writes them through [`Self::maps`],
@@ -184,6 +184,16 @@ where
     fn all(&self) -> Result<Vec<(K, V)>, WriteError> {
         let entries = self.read();
         Ok(entries.iter().map(|(key, value)| (*key, *value)).collect())
+    }
+}
+
+impl<K, V> Lookup<K, V> for Arc<Table<K, V>>
+where
+    K: Copy + Eq + Hash + Send + Sync,
+    V: Copy + Send + Sync,
+{
+    fn get(&self, key: &K) -> Result<Option<V>, WriteError> {
+        Ok((**self).get(key))
     }
 }
 

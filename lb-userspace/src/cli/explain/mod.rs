@@ -15,9 +15,7 @@ use super::{output::json, snapshot::Snapshot};
 use crate::{
     admission::{files, objects::Objects, pods::identities},
     config::{AdmissionConfig, AdmissionMode, Config, Flags},
-    map_writer::{NodeFacts, Reserved, Settings},
     memory::ProgrammedTables,
-    plan::{LocalDetector, Undetected},
 };
 
 mod decision;
@@ -71,7 +69,8 @@ impl Command {
         );
         let config = Config::try_from(self.flags)?;
         let mut snapshot = Snapshot::load(&config)?;
-        let mut tables = tables(&mut snapshot, &config);
+        // It does not matter here which of a set's endpoints is chosen.
+        let mut tables = snapshot.tables(&config, 0);
         admit(&mut tables, &mut snapshot, &config)?;
         let packet = FirstPacket {
             source: from,
@@ -122,34 +121,4 @@ fn admit(
     let identities = identities(pods.iter().map(AsRef::as_ref));
     tables.admit(&in_force, *mode, config.max_connections, identities)?;
     Ok(())
-}
-
-/// The tables with what the agent would write to the kernel's maps.
-fn tables(snapshot: &mut Snapshot, config: &Config) -> ProgrammedTables {
-    let service_cidrs = snapshot.service_cidrs();
-    let node = snapshot.node();
-    if let Some(undetected) = Undetected::on(node, &config.detect_local) {
-        eprintln!("warning: {undetected}");
-    }
-    let detector = LocalDetector::new(&config.detect_local, node);
-    let settings = Settings::new(config, snapshot.local_node(), &detector);
-    let addresses = snapshot.addresses().clone();
-    // It does not matter here which of a set's endpoints is chosen.
-    let facts = NodeFacts {
-        maglev_rows: 0,
-        ..NodeFacts::new(config, node, addresses)
-    };
-    let mut tables = ProgrammedTables::new(&settings, facts, 0);
-    let plans = snapshot.plans();
-    let own = snapshot.addresses().clone();
-    let mut reserved = Reserved::for_agent(config, own, snapshot.api_servers().iter().copied());
-    let checks = plans.iter().flat_map(|service| &service.health_checks);
-    reserved.add_health_checks(checks.map(|check| check.port));
-    tables.reserve(reserved);
-    tables.set_service_cidrs(&service_cidrs);
-    tables.program(plans.iter().flat_map(|service| &service.ports));
-    for (key, error) in tables.not_programmed() {
-        eprintln!("warning: {key} is not programmed: {error}");
-    }
-    tables
 }

@@ -21,6 +21,7 @@ pub fn of(status: &Status) -> Vec<Finding> {
         agent(status),
         source(status),
         node(status),
+        data_plane(status),
         services(status),
         maps(status),
         flows(status),
@@ -81,6 +82,25 @@ fn node(status: &Status) -> Vec<Finding> {
         findings.push(warning("Node", &found, "raise --local-address-table-size"));
     }
     findings
+}
+
+/// What others have changed of the data plane.
+fn data_plane(status: &Status) -> Vec<Finding> {
+    let verification = &status.verification;
+    let Some(latest) = verification
+        .latest
+        .last()
+        .filter(|_| verification.within_an_hour > 0)
+    else {
+        return Vec::new();
+    };
+    let found = format!(
+        "{} records of the data plane were not as the agent had written them within the last hour, and were put \
+         right; the latest, at {}: {}",
+        verification.within_an_hour, latest.at, latest.what
+    );
+    let remedy = "find what else writes to node-lb's maps or detaches its programs (docs/troubleshooting.md)";
+    vec![warning("Data plane", &found, remedy)]
 }
 
 /// Services that are not served, or not wholly.

@@ -50,6 +50,15 @@ pub fn render(status: &Status) -> String {
         );
         ("Syncing", text)
     }));
+    let verification = &status.verification;
+    lines.extend(verification.last_round.iter().map(|last| {
+        let (seconds, records) = (verification.took_ms as f64 / 1e3, verification.records);
+        let text = format!(
+            "last {last}: {records} records compared in {seconds:.1} s; {} differences so far",
+            verification.differences
+        );
+        ("Verified", text)
+    }));
     if status.age_ms > OLD {
         let age = status.age_ms as f64 / 1e3;
         let text = format!("what follows is from {age:.1} s ago: the agent is busy since");

@@ -3,8 +3,8 @@ use std::fmt::Write as _;
 use super::*;
 use crate::{
     agent::status::{
-        AtLimit, ConnectionLimit, Failing, FlowTable, Map, NotProgrammed, Pressed, PriorityLevel,
-        Syncing,
+        AtLimit, ConnectionLimit, Difference, Failing, FlowTable, Map, NotProgrammed, Pressed,
+        PriorityLevel, Syncing,
     },
     check::Level,
     flows::Limit,
@@ -116,6 +116,19 @@ fn each_trouble_is_a_sentence_with_a_remedy() {
         failure,
         "the agent is not ready: devices (ib0 has no programs)",
         "docs/alerts.md",
+    );
+    check(
+        |status| {
+            status.verification.within_an_hour = 3;
+            status.verification.latest = vec![Difference {
+                at: "2026-11-01T00:00:00Z".to_owned(),
+                what: "PLANS 7 of shop/web:http TCP (IPv4) has been changed".to_owned(),
+            }];
+        },
+        warning,
+        "3 records of the data plane were not as the agent had written them within the last hour, and were put \
+         right; the latest, at 2026-11-01T00:00:00Z: PLANS 7 of shop/web:http TCP (IPv4) has been changed",
+        "find what else writes to node-lb's maps",
     );
     check(
         |status| status.age_ms = 12_345,

@@ -13,14 +13,17 @@ use lb_common::{
     parse,
 };
 use lb_datapath::maps::{Entries, Incomplete, Maps, WriteError};
-use lb_objects::Protocol;
+use lb_objects::{IpFamily, Protocol};
 
 pub use self::reserved::{Purpose, Reserved};
 use self::{
     by_address::ByAddress,
     room::{Group, Room},
 };
-use super::{Key, NotProgrammed};
+use super::{
+    Key, NotProgrammed,
+    verify::{Findings, Scan, wrong},
+};
 use crate::plan::{Frontend, FrontendKind, Rank};
 
 mod by_address;
@@ -149,15 +152,10 @@ impl Stake {
 impl Frontends {
     /// Takes over the entries in the maps, which nobody claims yet.
     pub fn read(maps: &Maps) -> Result<Self, WriteError> {
-        let v4 = maps.frontends4.all()?.into_iter().map(|(key, value)| {
-            let ip = IpAddr::from(key.address);
-            (((ip, key.port).into(), key.protocol), value)
-        });
-        let v6 = maps.frontends6.all()?.into_iter().map(|(key, value)| {
-            // Not `IpAddr::from`, which takes mapped addresses for IPv4.
-            let ip = Ipv6Addr::from(key.address.octets);
-            (((ip, key.port).into(), key.protocol), value)
-        });
+        let v4 = maps.frontends4.all()?.into_iter();
+        let v4 = v4.map(|(key, value)| (address4(&key), value));
+        let v6 = maps.frontends6.all()?.into_iter();
+        let v6 = v6.map(|(key, value)| (address6(&key), value));
         let mut found = Self {
             present: v4.chain(v6).collect(),
             ..Self::default()
@@ -381,6 +379,73 @@ impl Frontends {
         all_replaced && removed
     }
 
+    /// Compares what the maps hold at an address with what was written. After a difference,
+    /// [`Self::flush`] has them hold what they should.
+    pub fn verify_address(&mut self, address: &Address, maps: &Maps, findings: &mut Findings) {
+        let found = match (key4(address), key6(address)) {
+            (Some(key), _) => maps.frontends4.get(&key),
+            (_, Some(key)) => maps.frontends6.get(&key),
+            (None, None) => return,
+        };
+        if let Some(found) = findings.read(found) {
+            self.found(address, found, findings);
+        }
+    }
+
+    /// The same for the next entries of `FRONTENDS4`, some of which nobody may have written.
+    pub fn verify4(&mut self, scan: &mut Scan, maps: &Maps, findings: &mut Findings) {
+        for (key, entry) in scan.part(&*maps.frontends4, findings) {
+            let is_right = self.found(&address4(&key), Some(entry), findings);
+            scan.right += usize::from(is_right);
+        }
+    }
+
+    /// The same for `FRONTENDS6`.
+    pub fn verify6(&mut self, scan: &mut Scan, maps: &Maps, findings: &mut Findings) {
+        for (key, entry) in scan.part(&*maps.frontends6, findings) {
+            let is_right = self.found(&address6(&key), Some(entry), findings);
+            scan.right += usize::from(is_right);
+        }
+    }
+
+    /// The addresses that the map of a family should have.
+    pub fn addresses(&self, of: IpFamily) -> impl Iterator<Item = Address> {
+        let present = self.present.iter().map(|(address, _)| address);
+        present.filter(move |address| room::family(address) == of)
+    }
+
+    /// Takes over what the maps hold at an address, if it is not what was written. Returns whether
+    /// it is.
+    fn found(
+        &mut self,
+        address: &Address,
+        found: Option<abi::Frontend>,
+        findings: &mut Findings,
+    ) -> bool {
+        let map = match address.0.is_ipv4() {
+            true => "FRONTENDS4",
+            false => "FRONTENDS6",
+        };
+        let wrong = wrong(found.as_ref(), self.present.get(address));
+        findings.compared(map, wrong, || {
+            format!("{}, protocol {}", address.0, address.1)
+        });
+        if wrong.is_none() {
+            return true;
+        }
+        self.changed.insert(*address);
+        let before = match found {
+            Some(entry) => self.present.insert(address, entry),
+            None => self.present.remove(address),
+        };
+        match (before, found) {
+            (None, Some(_)) => self.room.occupy(address),
+            (Some(_), None) => self.room.vacate(address),
+            _ => {}
+        }
+        false
+    }
+
     /// Takes addresses out of full maps for those of essential Services, the youngest Services'
     /// first.
     pub fn make_way(&mut self, maps: &Maps) {
@@ -570,6 +635,16 @@ fn key6((address, protocol): &Address) -> Option<FrontendKey<Ip6>> {
         IpAddr::V4(_) => None,
         IpAddr::V6(ip) => Some(frontend_key(ip.into(), address.port(), *protocol)),
     }
+}
+
+fn address4(key: &FrontendKey<Ip4>) -> Address {
+    ((IpAddr::from(key.address), key.port).into(), key.protocol)
+}
+
+fn address6(key: &FrontendKey<Ip6>) -> Address {
+    // Not `IpAddr::from`, which takes mapped addresses for IPv4.
+    let ip = Ipv6Addr::from(key.address.octets);
+    ((ip, key.port).into(), key.protocol)
 }
 
 fn frontend_key<A>(address: A, port: u16, protocol: u8) -> FrontendKey<A> {

@@ -9,7 +9,10 @@ use std::{
 use lb_common::abi::{Decision, DestinationClass};
 use lb_datapath::maps::Maps;
 
-use super::super::ranges::{Numbers, Ranges};
+use super::super::{
+    ranges::{Numbers, Ranges},
+    verify::Findings,
+};
 
 /// The class of frontends that nothing is known of.
 pub const UNKNOWN: u16 = 0;
@@ -34,6 +37,8 @@ pub struct Classes {
     by_content: HashMap<Content, u16>,
     /// With the index of the first decision.
     known: HashMap<u16, (Content, u32)>,
+    /// What [`UNKNOWN`] means, once that has been said.
+    unknown: Option<Decision>,
 }
 
 impl Classes {
@@ -45,6 +50,7 @@ impl Classes {
             decisions: Ranges::new(0..maps.decisions.len()),
             by_content: HashMap::new(),
             known: HashMap::new(),
+            unknown: None,
         }
     }
 
@@ -85,35 +91,30 @@ impl Classes {
             return Some(*class);
         }
         let class = self.numbers.take()?;
-        let mut element = DestinationClass::default();
-        match &content {
-            Content::Any(decision) => element.decision = *decision,
-            Content::BySource { set, decisions } => {
-                let count = decisions.len() as u32;
-                let Some(first) = self.decisions.take(count) else {
-                    self.numbers.release(class);
-                    return None;
-                };
-                for (index, decision) in (first..).zip(&**decisions) {
-                    maps.decisions.write(index, decision);
-                }
-                (element.set, element.first, element.count) = (*set, first, count);
-            }
+        let mut first = 0;
+        if let Content::BySource { decisions, .. } = &content {
+            let Some(free) = self.decisions.take(decisions.len() as u32) else {
+                self.numbers.release(class);
+                return None;
+            };
+            first = free;
+        }
+        let (element, decisions) = in_map(&content, first);
+        for (index, decision) in (first..).zip(decisions) {
+            maps.decisions.write(index, decision);
         }
         maps.destination_classes.write(class, &element);
         // There are no more of them.
         let class = class as u16;
-        self.remember(class, content, element.first);
+        self.remember(class, content, first);
         Some(class)
     }
 
     /// Says what [`UNKNOWN`] means.
-    pub fn set_unknown(&self, decision: Decision, maps: &Maps) {
-        let element = DestinationClass {
-            decision,
-            ..DestinationClass::default()
-        };
+    pub fn set_unknown(&mut self, decision: Decision, maps: &Maps) {
+        let (element, _) = in_map(&Content::Any(decision), 0);
         maps.destination_classes.write(UNKNOWN.into(), &element);
+        self.unknown = Some(decision);
     }
 
     /// Makes the room of all other classes free. No program uses them any more.
@@ -144,6 +145,25 @@ impl Classes {
         sets.collect()
     }
 
+    /// Compares the classes and their decisions with what was written, and mends them.
+    pub fn verify(&self, maps: &Maps, findings: &mut Findings) {
+        let unknown = self
+            .unknown
+            .map(|decision| (UNKNOWN, Content::Any(decision), 0));
+        let known = self.known.iter();
+        let known = known.map(|(class, (content, first))| (*class, content.clone(), *first));
+        for (class, content, first) in known.chain(unknown) {
+            let (element, decisions) = in_map(&content, first);
+            let whose = format!("class {class}");
+            let element = (class.into(), &element);
+            let classes = &*maps.destination_classes;
+            findings.element("DESTINATION_CLASSES", classes, element, &whose);
+            for decision in (first..).zip(decisions) {
+                findings.element("DECISIONS", &*maps.decisions, decision, &whose);
+            }
+        }
+    }
+
     /// Classes, and decisions of those where sources matter.
     pub fn used(&self) -> [u32; 2] {
         let decisions = self.known.values().map(|(content, _)| match content {
@@ -156,5 +176,26 @@ impl Classes {
     fn remember(&mut self, class: u16, content: Content, first: u32) {
         self.by_content.insert(content.clone(), class);
         self.known.insert(class, (content, first));
+    }
+}
+
+/// The element of a class, and its decisions, of which this is the first one's index.
+fn in_map(content: &Content, first: u32) -> (DestinationClass, &[Decision]) {
+    let none = DestinationClass::default();
+    match content {
+        Content::Any(decision) => {
+            let decision = *decision;
+            (DestinationClass { decision, ..none }, &[])
+        }
+        Content::BySource { set, decisions } => {
+            let (set, count) = (*set, decisions.len() as u32);
+            let element = DestinationClass {
+                set,
+                first,
+                count,
+                ..none
+            };
+            (element, decisions)
+        }
     }
 }

@@ -50,6 +50,7 @@ use self::{
 use super::{
     MapFill,
     owners::{Found, Owners, owner},
+    verify::Findings,
 };
 use crate::{config::AdmissionMode, plan::ServicePortName};
 
@@ -408,6 +409,16 @@ impl SchemaBook {
             None => self.numbered.change(|known| known.unclassified += 1),
         }
         Some(class.unwrap_or(UNKNOWN))
+    }
+
+    /// Compares the classes of destinations with what was written, and mends them.
+    pub fn verify_classes(&self, maps: &Maps, findings: &mut Findings) {
+        self.classes.verify(maps, findings);
+    }
+
+    /// The same for the classes of sources.
+    pub fn verify_sources(&self, maps: &Maps, findings: &mut Findings) {
+        self.sets.verify(maps, findings);
     }
 
     /// Whether an address's class depends on the address.

@@ -6,22 +6,28 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use ipnet::IpNet;
 use lb_datapath::maps::{Maps, SourceKey, WriteError};
 
-use super::{super::source_ranges::key, compiled::Changes};
+use super::{
+    super::{
+        source_ranges::key,
+        verify::{Findings, verify_trie},
+    },
+    compiled::Changes,
+};
 
 /// The sets in the trie.
 #[derive(Default)]
 pub struct Sets(BTreeMap<u32, Keys>);
 
-/// The keys of a set, by prefix length and address.
-type Keys = HashMap<(u32, [u8; 16]), SourceKey>;
+/// The keys of a set and their classes, by prefix length and address.
+type Keys = HashMap<(u32, [u8; 16]), (SourceKey, u32)>;
 
 impl Sets {
     /// Takes over the sets in the trie.
     pub fn read(maps: &Maps) -> Result<Self, WriteError> {
         let mut sets = Self::default();
-        for (key, _) in maps.source_classes.all()? {
-            let set = u32::from_be(key.data().set);
-            sets.0.entry(set).or_default().insert(content(&key), key);
+        for (key, class) in maps.source_classes.all()? {
+            let set = sets.0.entry(u32::from_be(key.data().set)).or_default();
+            set.insert(content(&key), (key, class));
         }
         Ok(sets)
     }
@@ -46,7 +52,7 @@ impl Sets {
             let _ = maps.source_classes.remove(&keys[..incomplete.done]);
             return Err(incomplete.error);
         }
-        self.0.insert(set, by_content(keys));
+        self.0.insert(set, by_content(keys, classes));
         Ok(set)
     }
 
@@ -74,7 +80,7 @@ impl Sets {
             .unzip();
         let inserted = maps.source_classes.insert(&keys, &classes);
         // It is no error to remove one that does not exist.
-        known.extend(by_content(keys));
+        known.extend(by_content(keys, classes));
         inserted.map_err(|incomplete| incomplete.error)
     }
 
@@ -82,9 +88,15 @@ impl Sets {
     pub fn retain(&mut self, used: &HashSet<u32>, maps: &Maps) {
         self.0.retain(|set, keys| {
             // If the kernel refuses, the number is not used again before it has agreed.
-            let keys: Vec<_> = keys.values().copied().collect();
+            let keys: Vec<_> = keys.values().map(|(key, _)| *key).collect();
             used.contains(set) || maps.source_classes.remove(&keys).is_err()
         });
+    }
+
+    /// Compares the trie with the sets, and has it hold just these.
+    pub fn verify(&self, maps: &Maps, findings: &mut Findings) {
+        let written = self.0.values().flat_map(HashMap::values).copied();
+        verify_trie("SOURCE_CLASSES", &*maps.source_classes, written, findings);
     }
 
     /// Entries in the trie.
@@ -93,8 +105,9 @@ impl Sets {
     }
 }
 
-fn by_content(keys: Vec<SourceKey>) -> Keys {
-    keys.into_iter().map(|key| (content(&key), key)).collect()
+fn by_content(keys: Vec<SourceKey>, classes: Vec<u32>) -> Keys {
+    let entries = keys.into_iter().zip(classes);
+    entries.map(|entry| (content(&entry.0), entry)).collect()
 }
 
 fn content(key: &SourceKey) -> (u32, [u8; 16]) {

@@ -20,7 +20,7 @@ use lb_common::{
         queue::{LevelQueues, Queue},
     },
 };
-use lb_datapath::maps::{Elements, Entries, Incomplete, Maps, SourceKey, WriteError};
+use lb_datapath::maps::{Elements, Entries, Incomplete, Lookup, Maps, SourceKey, WriteError};
 
 use crate::map_writer::{frontends::Address, tables::NO_TABLE};
 
@@ -114,6 +114,8 @@ pub struct State {
     pub allowed: Option<HashMap<Address, HashSet<Option<View>>>>,
     /// Elements that a program may be using.
     seen: HashSet<Element>,
+    /// Whether others have written to the maps: then anything may change, until it is as it was.
+    pub is_spoilt: bool,
     pub writes: usize,
     /// Number of calls that would be system calls.
     pub calls: usize,
@@ -151,6 +153,7 @@ impl Kernel {
             source_ranges: BTreeMap::new(),
             allowed: None,
             seen: HashSet::new(),
+            is_spoilt: false,
             writes: 0,
             calls: 0,
             graces: 0,
@@ -323,7 +326,7 @@ impl State {
     /// To be called before an element changes, except by publication.
     fn before(&self, element: Element) {
         assert!(
-            !self.seen.contains(&element),
+            self.is_spoilt || !self.seen.contains(&element),
             "{element:?} changes although a program may be looking at it"
         );
     }
@@ -561,6 +564,12 @@ impl<A: Family> Entries<FrontendKey<A>, Frontend> for Kernel {
     }
 }
 
+impl<A: Family> Lookup<FrontendKey<A>, Frontend> for Kernel {
+    fn get(&self, key: &FrontendKey<A>) -> Result<Option<Frontend>, WriteError> {
+        Ok(self.state().frontends.get(&address(key)).copied())
+    }
+}
+
 /// ClusterIPs: each service port has one at most, and so there is room for all.
 impl Entries<Ip6, ClusterIp> for Kernel {
     fn capacity(&self) -> u32 {
@@ -588,6 +597,12 @@ impl Entries<Ip6, ClusterIp> for Kernel {
         let state = self.state();
         let entries = state.cluster_ips.iter();
         Ok(entries.map(|(ip, entry)| ((*ip).into(), *entry)).collect())
+    }
+}
+
+impl Lookup<Ip6, ClusterIp> for Kernel {
+    fn get(&self, key: &Ip6) -> Result<Option<ClusterIp>, WriteError> {
+        Ok(self.state().cluster_ips.get(&(*key).into()).copied())
     }
 }
 

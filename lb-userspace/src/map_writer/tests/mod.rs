@@ -35,6 +35,7 @@ mod properties;
 mod schemas;
 mod seats;
 mod tenants;
+mod verification;
 
 /// Rows of Maglev tables: few, to keep the checks quick.
 const ROWS: u32 = 13;

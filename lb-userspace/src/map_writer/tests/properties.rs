@@ -22,6 +22,7 @@ proptest! {
         for step in &steps {
             take(&mut bench, step);
             bench.assert_complete();
+            prop_assert_eq!(bench.verify().described, vec![]);
         }
         bench.writer.tidy();
         assert_nothing_lost(bench);
@@ -50,6 +51,7 @@ proptest! {
                 step => take(&mut bench, step),
             }
             bench.assert_none_is_gone(&before);
+            prop_assert_eq!(bench.verify().described, vec![]);
         }
         let keys: Vec<_> = bench.plans.keys().cloned().collect();
         bench.plans.clear();
@@ -194,7 +196,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 /// Services that often share addresses, source ranges and sets of endpoints.
-fn service() -> impl Strategy<Value = Spec> {
+pub(super) fn service() -> impl Strategy<Value = Spec> {
     let identity = (
         (0..6_u8, 0..3_i64),
         select(vec![IpFamily::V4, IpFamily::V4, IpFamily::V6]),

@@ -1,0 +1,255 @@
+//! The agent compares the data plane with what it should be, all the time and at a low rate, and
+//! puts right what differs: the maps with what was written to them, the programs at devices and
+//! sockets with those that were attached, and the plans of Services with fresh ones.
+
+use std::{
+    collections::{BTreeSet, VecDeque},
+    time::{Duration, Instant, SystemTime},
+};
+
+use lb_objects::ObjectName;
+
+use super::{Agent, status};
+use crate::{
+    map_writer::{self, Findings, Wrong},
+    metrics::set_to_now,
+};
+
+/// One part of the processor's time in so many.
+const SHARE: u32 = 100;
+/// Work of the agent's loop at a time, so that a change never waits for long.
+const PIECE: Duration = Duration::from_millis(1);
+/// Time from the beginning of one round to that of the next one, at least.
+const PERIOD: Duration = Duration::from_secs(5);
+/// The plans of one Service in so many are made anew in a round: that takes longer than all else.
+const PLANS: usize = 16;
+/// So many rounds in a row with differences mean that the data plane does not stay as it should be.
+const PATIENCE: u32 = 3;
+/// The latest differences that are shown.
+const SHOWN: usize = 20;
+/// For so long a difference is worth somebody's attention.
+const RECENT: Duration = Duration::from_secs(3600);
+
+/// Where the comparison stands.
+#[derive(Default)]
+pub struct Verification {
+    round: Option<Round>,
+    /// When to go on; never before the first state is in the maps.
+    next: Option<Instant>,
+    /// The last Service whose plan has been compared; `None` to begin with the first one.
+    last_plan: Option<ObjectName>,
+    /// Rounds in a row with differences.
+    in_a_row: u32,
+    /// What was said of the last complete round, and of all before.
+    last: status::Verification,
+    latest: VecDeque<status::Difference>,
+    /// When rounds have ended with differences, and how many.
+    recent: VecDeque<(Instant, u64)>,
+}
+
+/// A comparison of everything but some plans.
+struct Round {
+    began: Instant,
+    worked: Duration,
+    maps: map_writer::Round,
+    /// What there is to compare yet besides: interface indices and names.
+    devices: Vec<u32>,
+    services: Vec<ObjectName>,
+    has_settings: bool,
+    has_sockets: bool,
+    has_maps: bool,
+}
+
+impl Verification {
+    /// When to call [`Agent::verify_some`].
+    pub fn next(&self) -> Option<Instant> {
+        self.next
+    }
+
+    /// To be called when the first state is in the maps.
+    pub fn begin(&mut self) {
+        self.next = Some(Instant::now() + PERIOD);
+    }
+
+    /// What `status` says.
+    pub fn report(&self) -> status::Verification {
+        let recent = self.recent.iter().filter(|(at, _)| at.elapsed() < RECENT);
+        status::Verification {
+            latest: self.latest.iter().cloned().collect(),
+            within_an_hour: recent.map(|(_, differences)| differences).sum(),
+            ..self.last.clone()
+        }
+    }
+
+    /// Takes in what a round has found.
+    fn note(&mut self, round: &Round, now: SystemTime) {
+        let findings = round.maps.findings();
+        let found = findings
+            .described
+            .iter()
+            .map(|difference| status::Difference {
+                at: status::timestamp(now),
+                what: difference.to_string(),
+            });
+        self.latest.extend(found);
+        let excess = self.latest.len().saturating_sub(SHOWN);
+        self.latest.drain(..excess);
+
+        self.recent.retain(|(at, _)| at.elapsed() < RECENT);
+        let differences = findings.total();
+        if differences > 0 {
+            self.recent.push_back((Instant::now(), differences));
+        }
+        self.in_a_row = match differences > 0 || findings.unread.is_some() {
+            true => self.in_a_row + 1,
+            false => 0,
+        };
+        self.last = status::Verification {
+            last_round: Some(status::timestamp(now)),
+            records: findings.records,
+            took_ms: round.began.elapsed().as_millis() as u64,
+            worked_ms: round.worked.as_millis() as u64,
+            differences: self.last.differences + differences,
+            problem: self.problem(findings),
+            ..status::Verification::default()
+        };
+    }
+
+    /// Why the data plane does not stay as it should be, if so.
+    fn problem(&self, findings: &Findings) -> Option<String> {
+        let rounds = self.in_a_row;
+        (rounds >= PATIENCE).then(|| match (&findings.unread, findings.described.first()) {
+            (Some(error), _) => format!("{rounds} times in a row, maps could not be read: {error}"),
+            (None, first) => format!(
+                "{rounds} times in a row, something had been changed by others and was put right: {}",
+                first.map(ToString::to_string).unwrap_or_default()
+            ),
+        })
+    }
+}
+
+impl Agent {
+    /// Goes on with a round for a moment, or begins the next one.
+    pub(super) async fn verify_some(&mut self) {
+        let since = Instant::now();
+        let mut round = match self.verification.round.take() {
+            Some(round) => round,
+            None => self.begin_verification(since),
+        };
+        let mut is_over = false;
+        while !is_over && since.elapsed() < PIECE {
+            is_over = !self.verify_next(&mut round).await;
+        }
+        let worked = since.elapsed();
+        round.worked += worked;
+        let next = Instant::now() + worked * SHARE;
+        self.verification.next = Some(match is_over {
+            true => next.max(round.began + PERIOD),
+            false => next,
+        });
+        match is_over {
+            true => self.end_verification(&round),
+            false => self.verification.round = Some(round),
+        }
+    }
+
+    fn begin_verification(&mut self, now: Instant) -> Round {
+        let after = self.verification.last_plan.take();
+        let most = self.servers.catalog.services().div_ceil(PLANS);
+        let (services, more) = self.syncer.services(&self.store, after.as_ref(), most);
+        if more {
+            self.verification.last_plan = services.get(most.saturating_sub(1)).cloned();
+        }
+        Round {
+            began: now,
+            worked: Duration::ZERO,
+            maps: self.syncer.writer().begin_round(),
+            devices: self.attachments.devices().keys().copied().collect(),
+            services,
+            has_settings: false,
+            has_sockets: false,
+            has_maps: false,
+        }
+    }
+
+    /// Compares a little. Returns whether there is more to compare.
+    async fn verify_next(&mut self, round: &mut Round) -> bool {
+        if let Some(service) = round.services.pop() {
+            self.verify_plan(service, round.maps.findings_mut()).await;
+        } else if !round.has_maps {
+            round.has_maps = !self.syncer.writer().verify_next(&mut round.maps);
+        } else if !round.has_settings {
+            self.kernel.verify(round.maps.findings_mut());
+            round.has_settings = true;
+        } else if let Some(device) = round.devices.pop() {
+            self.verify_device(device, round.maps.findings_mut());
+        } else if !round.has_sockets {
+            self.verify_sockets(round.maps.findings_mut());
+            round.has_sockets = true;
+        } else {
+            return false;
+        }
+        true
+    }
+
+    /// Compares the plan of a Service with what its objects ask for.
+    async fn verify_plan(&mut self, service: ObjectName, findings: &mut Findings) {
+        let is_fresh = self.syncer.verify(&self.store, &service);
+        let wrong = (!is_fresh).then_some(Wrong::Changed);
+        findings.compared("plan", wrong, || format!("of {service}"));
+        if !is_fresh {
+            self.sync(BTreeSet::from([service]), Instant::now()).await;
+        }
+    }
+
+    fn verify_device(&mut self, index: u32, findings: &mut Findings) {
+        // Meanwhile other programs are there.
+        if self.tracer.running().is_none() {
+            let devices = self.watcher.devices();
+            self.attachments
+                .verify(&mut self.kernel, devices, index, findings);
+        }
+    }
+
+    fn verify_sockets(&mut self, findings: &mut Findings) {
+        if self.tracer.running().is_some() {
+            return;
+        }
+        let (config, root) = (&self.config.datapath, self.cgroup_root.as_deref());
+        let attachments = &self.attachments;
+        if attachments.verify_sockets(&self.kernel, config, root, findings)
+            && let Err(error) = self.attach_to_sockets()
+        {
+            // The next round finds it again.
+            tracing::warn!("{error:#}");
+        }
+    }
+
+    /// Says what a round has found.
+    fn end_verification(&mut self, round: &Round) {
+        let findings = round.maps.findings();
+        let metrics = &self.metrics.verification;
+        metrics.records.inc_by(findings.records);
+        metrics.differences.inc_by(findings.total());
+        set_to_now(&metrics.last_round);
+        report(findings);
+
+        self.verification.note(round, SystemTime::now());
+        let problem = &self.verification.last.problem;
+        self.servers.data_plane.set(problem.as_deref());
+    }
+}
+
+/// Logs what differed.
+fn report(findings: &Findings) {
+    if let Some(error) = &findings.unread {
+        tracing::warn!("cannot compare the maps with what was written to them: {error}");
+    }
+    for difference in &findings.described {
+        tracing::warn!("{difference}; put right");
+    }
+    let more = findings.total() - findings.described.len() as u64;
+    if more > 0 {
+        tracing::warn!("{more} more records differed, and were put right");
+    }
+}
