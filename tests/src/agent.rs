@@ -122,6 +122,8 @@ pub struct Agent {
     /// Where in the log the output of this start begins, in bytes.
     log_start: u64,
     left_running: bool,
+    /// Whether the test changes the agent's data plane.
+    expects_differences: bool,
 }
 
 impl Agent {
@@ -161,6 +163,7 @@ impl Agent {
             log,
             log_start,
             left_running: false,
+            expects_differences: false,
         })
     }
 
@@ -246,6 +249,22 @@ impl Agent {
         self.end()
     }
 
+    /// Says that the test changes what the agent has written or attached. In all other tests an agent
+    /// that finds such a change has raised a false alarm, and fails the test.
+    pub fn expect_differences(&mut self) {
+        self.expects_differences = true;
+    }
+
+    /// What the agent has put right that nobody had changed.
+    fn false_alarms(&self) -> Vec<String> {
+        if self.expects_differences {
+            return Vec::new();
+        }
+        let log = self.log().unwrap_or_default();
+        let alarms = log.lines().filter(|line| line.ends_with("; put right"));
+        alarms.map(str::to_owned).collect()
+    }
+
     /// Lets the agent go on, for a lab that is kept; it ends with the lab.
     pub fn leave_running(mut self) {
         self.left_running = true;
@@ -292,6 +311,14 @@ impl Drop for Agent {
         }
         // It may already have ended, which is fine.
         let _ = self.end();
+        if !thread::panicking() {
+            let alarms = self.false_alarms();
+            let node = self.node.name();
+            assert!(
+                alarms.is_empty(),
+                "nobody changed what {node} has: {alarms:#?}"
+            );
+        }
     }
 }
 

@@ -35,7 +35,8 @@ const OTHERS: usize = 60;
 
 #[test]
 fn whatever_others_write_is_put_right_within_ten_seconds() {
-    let (ground, _web) = ground(Policy::Local);
+    let (mut ground, _web) = ground(Policy::Local);
+    ground.agents[0].expect_differences();
     add_services(&ground);
     let maps = Maps::open(&ground.map_dir(1).unwrap());
     let meant = maps.contents();
@@ -80,7 +81,8 @@ fn whatever_others_write_is_put_right_within_ten_seconds() {
 
 #[test]
 fn detached_and_exchanged_programs_are_attached_again() {
-    let (ground, _web) = ground(Policy::Cluster);
+    let (mut ground, _web) = ground(Policy::Cluster);
+    ground.agents[0].expect_differences();
     let links = ground.map_dir(1).unwrap().with_file_name("links");
     let pins: Vec<_> = fs::read_dir(&links)
         .unwrap()
@@ -166,7 +168,8 @@ fn verify_finds_without_an_agent_what_others_have_changed() {
 /// The node is not ready while somebody writes again and again, and is once that has ended.
 #[test]
 fn a_data_plane_that_others_keep_changing_makes_the_node_unready() {
-    let (ground, _web) = ground(Policy::Cluster);
+    let (mut ground, _web) = ground(Policy::Cluster);
+    ground.agents[0].expect_differences();
     let maps = Maps::open(&ground.map_dir(1).unwrap());
     let load = Everywhere::start(&ground);
     let service = *maps.in_use().first().unwrap();
