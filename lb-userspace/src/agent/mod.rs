@@ -23,6 +23,7 @@ mod relief;
 mod report;
 mod resize;
 mod servers;
+mod silent_nodes;
 mod sizes;
 pub mod status;
 mod statuses;
@@ -196,6 +197,8 @@ struct Agent {
     /// Which pods of this node that was last asked of.
     pods_seen: u64,
     verification: Verification,
+    /// Nodes none of whose endpoints answers, as of when somebody last asked.
+    silent_nodes: Vec<status::SilentNode>,
     in_sync_since: Option<SystemTime>,
 }
 
@@ -286,6 +289,7 @@ impl Agent {
             unpinned: None,
             pods_seen: 0,
             verification: Verification::default(),
+            silent_nodes: Vec::new(),
             in_sync_since: None,
             config,
             kernel,
@@ -356,7 +360,10 @@ impl Agent {
                 standby = asked(&self.offer) => break Some(standby),
                 () = gone(&mut self.predecessor) => self.answer_soon(),
                 () = at(self.answers_by) => self.answer(),
-                () = bulletin.wanted() => self.publish_state().await,
+                () = bulletin.wanted() => {
+                    self.look_for_silent_nodes();
+                    self.publish_state().await;
+                }
                 changed = self.watcher.next(), if retry_devices <= Instant::now() => match changed {
                     Ok(changes) => self.devices_changed(&changes).await?,
                     Err(error) => {

@@ -66,6 +66,9 @@ pub struct Status {
     pub at_limit: Vec<AtLimit>,
     /// Service ports with endpoints that refuse connections or do not answer.
     pub failing: Vec<Failing>,
+    /// Other nodes none of whose endpoints answers.
+    #[serde(default)]
+    pub silent_nodes: Vec<SilentNode>,
     /// Limits of connections.
     #[serde(default)]
     pub connection_limits: Vec<ConnectionLimit>,
@@ -450,6 +453,15 @@ impl Failing {
             endpoints: traffic.failing.clone(),
         })
     }
+}
+
+/// A node with several endpoints that connections were sent to, none of which answers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SilentNode {
+    pub node: String,
+    /// Addresses of these endpoints.
+    pub endpoints: usize,
 }
 
 fn service_port(traffic: &ServiceTraffic) -> String {

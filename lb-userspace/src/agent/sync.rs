@@ -15,7 +15,7 @@ use crate::{
     by_name::ByName,
     flows::{Change, Limit, Limits, Met, Stale, stale},
     health::{readiness::Condition, service::ServiceHealth},
-    map_writer::{Key, MapFill, MapWriter, NodeFacts, NotProgrammed, Reason, Reserved},
+    map_writer::{Key, MapFill, MapWriter, NodeFacts, NotProgrammed, Reason, Reserved, Roster},
     metrics::{Metrics, set_to_now},
     plan::{self, HealthCheck, LocalNode, Plan, ServicePlan},
     store::Store,
@@ -231,6 +231,11 @@ impl Syncer {
         }
         self.planned.insert(service.clone());
         Some(plan::plan(service, &slices, &self.node))
+    }
+
+    /// The service ports in the maps, for reading what comes to them.
+    pub fn roster(&self) -> Arc<Roster> {
+        self.writer.roster()
     }
 
     /// Names of at most `most` Services with plans, those that come after `after`, and of all that

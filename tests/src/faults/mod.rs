@@ -38,7 +38,7 @@ pub const FAULTS: [Fault; 10] = [
         name: "blackholed-node",
         what: "another node swallows what is sent to its pods",
         command: "node-lb status",
-        answer: "endpoints of default/blackholed-node:lines TCP refuse connections or do not answer: *",
+        answer: "none of the * endpoints on node * that were tried answers: the node is gone, or the way to it is broken",
         stage: staging::blackholed_node,
     },
     Fault {

@@ -30,14 +30,12 @@ pub fn dead_endpoint(scene: &mut Scene) -> Result<Staged> {
 }
 
 pub fn blackholed_node(scene: &mut Scene) -> Result<Staged> {
-    let (near, far) = (scene.pod("pod-1-1"), scene.pod("pod-2-1"));
-    scene.service("blackholed-node", 2, TARGET, &[near, far], |service| {
-        service
-    })?;
+    let pods = ["pod-1-1", "pod-2-1", "pod-2-2"].map(|name| scene.pod(name));
+    scene.service("blackholed-node", 2, TARGET, &pods, |service| service)?;
+    let [_, one, another] = pods.map(|pod| pod.ip(Family::V4));
     let rules = format!(
         "table inet fault {{\n chain swallow {{\n type filter hook prerouting priority -300\n \
-         ip daddr {} drop\n }}\n}}\n",
-        far.ip(Family::V4)
+         ip daddr {{ {one}, {another} }} drop\n }}\n}}\n"
     );
     scene.ground.lab.node(2).feed("nft -f -", &rules)?;
     Ok(Box::new(ask_often(scene, 2)?))

@@ -5,12 +5,13 @@ use std::{
     fmt::Debug,
     fs,
     mem::offset_of,
+    os::fd::AsFd as _,
     path::Path,
     sync::atomic::Ordering::Relaxed,
     time::{Duration, Instant},
 };
 
-use aya::Pod;
+use aya::{Pod, programs::loaded_programs};
 use fastrand::Rng;
 use lb_common::{
     abi::{self, FrontendKey},
@@ -91,10 +92,7 @@ fn detached_and_exchanged_programs_are_attached_again() {
     let open = |path: &Path| Link::open(path).unwrap();
     let before: Vec<_> = pins.iter().map(|pin| open(pin).info().unwrap()).collect();
     assert!(pins.len() > 10, "{pins:?}");
-    for pin in &pins {
-        open(pin).detach().unwrap();
-    }
-    eventually(|| {
+    let are_back = || {
         for (pin, before) in pins.iter().zip(&before) {
             let link = Link::open(pin).map_err(|error| format!("{}: {error}", pin.display()))?;
             let info = link.info().map_err(|error| error.to_string())?;
@@ -103,14 +101,34 @@ fn detached_and_exchanged_programs_are_attached_again() {
             }
         }
         Ok(())
-    });
-    eventually(|| {
-        let said = ground.status(1).unwrap().verification;
-        match said.differences >= pins.len() as u64 {
-            true => Ok(()),
-            false => Err(format!("{said:?}")),
-        }
-    });
+    };
+    let differences = || ground.status(1).unwrap().verification.differences;
+    let are_told = |least: u64| match differences() {
+        told if told >= least => Ok(()),
+        told => Err(format!("{told} of {least}")),
+    };
+    for pin in &pins {
+        open(pin).detach().unwrap();
+    }
+    eventually(are_back);
+    let detached = pins.len() as u64;
+    eventually(|| are_told(detached));
+
+    // Programs of both directions change places.
+    let links = pins.iter().zip(&before);
+    let of_tc: Vec<_> = links
+        .filter(|(pin, _)| pin.to_string_lossy().contains("/tcx-"))
+        .collect();
+    let loaded: Vec<_> = loaded_programs().flatten().collect();
+    for (pin, info) in &of_tc {
+        let mut others = of_tc.iter().map(|(_, other)| other.program_id);
+        let other = others.find(|id| *id != info.program_id).unwrap();
+        let program = loaded.iter().find(|program| program.id() == other).unwrap();
+        open(pin).replace(program.fd().unwrap().as_fd()).unwrap();
+    }
+    assert!(are_back().is_err());
+    eventually(are_back);
+    eventually(|| are_told(detached + of_tc.len() as u64));
     let load = Everywhere::start(&ground);
     load.assert_nothing_noticed();
 }

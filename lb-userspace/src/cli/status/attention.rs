@@ -182,7 +182,18 @@ fn flows(status: &Status) -> Vec<Finding> {
 
 /// Endpoints that do not serve.
 fn endpoints(status: &Status) -> Vec<Finding> {
-    some(&status.failing, |port| {
+    let mut findings = some(&status.silent_nodes, |silent| {
+        let (node, endpoints) = (&silent.node, silent.endpoints);
+        let found = format!(
+            "none of the {endpoints} endpoints on node {node} that were tried answers: the node is gone, or the way to \
+             it is broken"
+        );
+        let remedy = format!(
+            "look at node {node} and at the pods' network on the way there; new connections avoid these endpoints"
+        );
+        warning("Endpoints", &found, &remedy)
+    });
+    findings.extend(some(&status.failing, |port| {
         let endpoints: Vec<_> = port.endpoints.iter().map(ToString::to_string).collect();
         let found = format!(
             "endpoints of {} {} refuse connections or do not answer: {}",
@@ -193,7 +204,8 @@ fn endpoints(status: &Status) -> Vec<Finding> {
         let remedy = "check these pods: their port, readiness probe and network policies, and the way to their \
                       node; new connections avoid them";
         warning("Endpoints", &found, remedy)
-    })
+    }));
+    findings
 }
 
 /// Limits of connections that clients meet.

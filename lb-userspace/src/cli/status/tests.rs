@@ -4,7 +4,7 @@ use super::*;
 use crate::{
     agent::status::{
         AtLimit, ConnectionLimit, Difference, Failing, FlowTable, Map, NotProgrammed, Pressed,
-        PriorityLevel, Syncing,
+        PriorityLevel, SilentNode, Syncing,
     },
     check::Level,
     flows::Limit,
@@ -129,6 +129,17 @@ fn each_trouble_is_a_sentence_with_a_remedy() {
         "3 records of the data plane were not as the agent had written them within the last hour, and were put \
          right; the latest, at 2026-11-01T00:00:00Z: PLANS 7 of shop/web:http TCP (IPv4) has been changed",
         "find what else writes to node-lb's maps",
+    );
+    check(
+        |status| {
+            status.silent_nodes = vec![SilentNode {
+                node: "worker-2".to_owned(),
+                endpoints: 3,
+            }];
+        },
+        warning,
+        "none of the 3 endpoints on node worker-2 that were tried answers",
+        "look at node worker-2 and at the pods' network",
     );
     check(
         |status| status.age_ms = 12_345,
