@@ -123,10 +123,37 @@ fn tc_is_replaced_under_load_without_loss() {
                 assert!(filters.contains("direct-action"), "{filters}");
             }
         }
-        // The next device may have the same index.
+        let name = Direction::Ingress.program(Framing::Ethernet);
         let shared = Arc::clone(&loaded);
         near.run(move || {
-            let attacher = Attacher::new(&shared.0, flavor);
+            let (pins, generations) = &*shared;
+            let attacher = Attacher::new(pins, flavor);
+            // After an even number of replacements.
+            let has = generations.each_ref().map(|loaded| {
+                let program = loaded.program(name).unwrap();
+                attacher.has_tc(index, Direction::Ingress, program).unwrap()
+            });
+            assert_eq!(has, [true, false], "{flavor:?}");
+        });
+        // Somebody detaches the program.
+        if flavor == TcFlavor::Clsact {
+            near.command("tc", "filter del dev near0 ingress");
+        }
+        let shared = Arc::clone(&loaded);
+        near.run(move || {
+            let (pins, generations) = &*shared;
+            let attacher = Attacher::new(pins, flavor);
+            let direction = Direction::Ingress;
+            if flavor == TcFlavor::Tcx {
+                let ifindex = index;
+                let path = pins.link(LinkPin::Tcx { direction, ifindex });
+                Link::open(&path).unwrap().detach().unwrap();
+            }
+            let program = generations[0].program(name).unwrap();
+            assert!(!attacher.has_tc(index, direction, program).unwrap());
+            assert!(!attacher.tc(index, direction, program).unwrap());
+            assert!(attacher.has_tc(index, direction, program).unwrap());
+            // The next device may have the same index.
             attacher.detach_device(index).unwrap();
         });
     }
