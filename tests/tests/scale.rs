@@ -81,7 +81,7 @@ fn measure(services: u32, endpoints: u32) -> Result<()> {
             let mut round = writer.begin_round();
             while writer.verify_next(&mut round) {}
             let findings = round.findings();
-            ensure!(findings.total() == 0, "{findings:?}");
+            ensure!(findings.differences == 0, "{findings:?}");
             Ok(findings.records)
         })?;
         println!("  {records} records compared with what was written in {cost}");

@@ -68,16 +68,6 @@ pub trait Entries<K, V>: Send + Sync {
     ///
     /// If the kernel refuses, for which there is no known reason.
     fn all(&self) -> Result<Vec<(K, V)>, WriteError>;
-}
-
-/// A map in which programs look up keys as they are.
-pub trait Lookup<K, V>: Entries<K, V> {
-    /// The value of a key.
-    ///
-    /// # Errors
-    ///
-    /// If the kernel refuses, for which there is no known reason.
-    fn get(&self, key: &K) -> Result<Option<V>, WriteError>;
     /// Some entries from a position on, which moves behind them. Entries that come or go between
     /// two parts may be missing; none need be there before the position is the end.
     ///
@@ -90,6 +80,16 @@ pub trait Lookup<K, V>: Entries<K, V> {
             _ => self.all(),
         }
     }
+}
+
+/// A map in which programs look up keys as they are.
+pub trait Lookup<K, V>: Entries<K, V> {
+    /// The value of a key.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses, for which there is no known reason.
+    fn get(&self, key: &K) -> Result<Option<V>, WriteError>;
 }
 
 /// A map that could not be written or read.
@@ -232,6 +232,10 @@ impl<K: Pod + Send + Sync, V: Pod + Send + Sync> Entries<K, V> for BatchMap<K, V
     fn all(&self) -> Result<Vec<(K, V)>, WriteError> {
         Ok(self.entries()?)
     }
+
+    fn part(&self, position: &mut Position) -> Result<Vec<(K, V)>, WriteError> {
+        Ok(self.part(position, PART)?)
+    }
 }
 
 /// Entries in a part: a fraction of a millisecond's work.
@@ -240,10 +244,6 @@ const PART: usize = 1024;
 impl<K: Pod + Send + Sync, V: Pod + Send + Sync> Lookup<K, V> for BatchMap<K, V> {
     fn get(&self, key: &K) -> Result<Option<V>, WriteError> {
         Ok(self.get(key)?)
-    }
-
-    fn part(&self, position: &mut Position) -> Result<Vec<(K, V)>, WriteError> {
-        Ok(self.part(position, PART)?)
     }
 }
 

@@ -52,12 +52,20 @@ struct Round {
     began: Instant,
     worked: Duration,
     maps: map_writer::Round,
-    /// What there is to compare yet besides: interface indices and names.
-    devices: Vec<u32>,
-    services: Vec<ObjectName>,
-    has_settings: bool,
-    has_sockets: bool,
-    has_maps: bool,
+    /// What there is to compare yet, the next one last.
+    pieces: Vec<Piece>,
+}
+
+/// What is compared at a time.
+enum Piece {
+    /// Of a Service.
+    Plan(ObjectName),
+    /// Some of the map writer's maps.
+    Maps,
+    Settings,
+    /// Programs at the device with this interface index.
+    Device(u32),
+    Sockets,
 }
 
 impl Verification {
@@ -96,7 +104,7 @@ impl Verification {
         self.latest.drain(..excess);
 
         self.recent.retain(|(at, _)| at.elapsed() < RECENT);
-        let differences = findings.total();
+        let differences = findings.differences;
         if differences > 0 {
             self.recent.push_back((Instant::now(), differences));
         }
@@ -160,36 +168,34 @@ impl Agent {
         if more {
             self.verification.last_plan = services.get(most.saturating_sub(1)).cloned();
         }
+        let mut pieces = vec![Piece::Sockets];
+        let devices = self.attachments.devices().keys();
+        pieces.extend(devices.copied().map(Piece::Device));
+        pieces.extend([Piece::Settings, Piece::Maps]);
+        pieces.extend(services.into_iter().map(Piece::Plan));
         Round {
             began: now,
             worked: Duration::ZERO,
             maps: self.syncer.writer().begin_round(),
-            devices: self.attachments.devices().keys().copied().collect(),
-            services,
-            has_settings: false,
-            has_sockets: false,
-            has_maps: false,
+            pieces,
         }
     }
 
     /// Compares a little. Returns whether there is more to compare.
     async fn verify_next(&mut self, round: &mut Round) -> bool {
-        if let Some(service) = round.services.pop() {
-            self.verify_plan(service, round.maps.findings_mut()).await;
-        } else if !round.has_maps {
-            round.has_maps = !self.syncer.writer().verify_next(&mut round.maps);
-        } else if !round.has_settings {
-            self.kernel.verify(round.maps.findings_mut());
-            round.has_settings = true;
-        } else if let Some(device) = round.devices.pop() {
-            self.verify_device(device, round.maps.findings_mut());
-        } else if !round.has_sockets {
-            self.verify_sockets(round.maps.findings_mut());
-            round.has_sockets = true;
-        } else {
-            return false;
+        let findings = round.maps.findings_mut();
+        match round.pieces.pop() {
+            Some(Piece::Plan(service)) => self.verify_plan(service, findings).await,
+            Some(Piece::Maps) => {
+                let more = self.syncer.writer().verify_next(&mut round.maps);
+                round.pieces.extend(more.then_some(Piece::Maps));
+            }
+            Some(Piece::Settings) => self.kernel.verify(findings),
+            Some(Piece::Device(index)) => self.verify_device(index, findings),
+            Some(Piece::Sockets) => self.verify_sockets(findings),
+            None => {}
         }
-        true
+        !round.pieces.is_empty()
     }
 
     /// Compares the plan of a Service with what its objects ask for.
@@ -230,7 +236,7 @@ impl Agent {
         let findings = round.maps.findings();
         let metrics = &self.metrics.verification;
         metrics.records.inc_by(findings.records);
-        metrics.differences.inc_by(findings.total());
+        metrics.differences.inc_by(findings.differences);
         set_to_now(&metrics.last_round);
         report(findings);
 
@@ -248,7 +254,7 @@ fn report(findings: &Findings) {
     for difference in &findings.described {
         tracing::warn!("{difference}; put right");
     }
-    let more = findings.total() - findings.described.len() as u64;
+    let more = findings.differences - findings.described.len() as u64;
     if more > 0 {
         tracing::warn!("{more} more records differed, and were put right");
     }

@@ -159,23 +159,19 @@ impl ClusterIps {
         self.write_ranges(maps);
     }
 
-    /// Compares the next entries with what was written; some of them nobody may have written. After
-    /// a difference, [`Self::flush`] has the map hold what it should.
-    pub fn verify_part(&mut self, scan: &mut Scan, maps: &Maps, findings: &mut Findings) {
+    /// Compares the next entries with what was written; some of them nobody may have written. In the
+    /// end, looks for what is missing. After a difference, [`Self::flush`] has the map hold what it
+    /// should.
+    pub fn verify(&mut self, scan: &mut Scan, maps: &Maps, findings: &mut Findings) {
         for (ip, entry) in scan.part(&*maps.cluster_ips, findings) {
             scan.right += usize::from(self.found(ip.into(), Some(entry), findings));
         }
-    }
-
-    /// Finds what is missing, if only so many entries have been found.
-    pub fn verify_missing(&mut self, found: usize, maps: &Maps, findings: &mut Findings) {
-        if found >= self.present.len() {
-            return;
-        }
-        let all: Vec<_> = self.present.keys().copied().collect();
-        for ip in all {
-            if let Some(found) = findings.read(maps.cluster_ips.get(&ip.into())) {
-                self.found(ip, found, findings);
+        if scan.is_over() && scan.right < self.present.len() {
+            let all: Vec<_> = self.present.keys().copied().collect();
+            for ip in all {
+                if let Some(found) = findings.read(maps.cluster_ips.get(&ip.into())) {
+                    self.found(ip, found, findings);
+                }
             }
         }
     }

@@ -12,7 +12,7 @@ use lb_datapath::maps::{Maps, SourceKey, WriteError};
 
 use super::{
     ranges::Numbers,
-    verify::{Findings, verify_trie},
+    verify::{Findings, Scan, verify_trie},
 };
 
 /// The value of every entry: that there is one says all.
@@ -175,13 +175,23 @@ impl SourceSets {
         }
     }
 
-    /// Compares the trie with the sets, and has it hold just these.
-    pub fn verify(&self, maps: &Maps, findings: &mut Findings) {
-        let sets = self.sets.iter();
-        let written = sets.flat_map(|(set, (ranges, _))| keys(*set, ranges));
-        let written = written.chain(self.strays.iter().copied());
-        let written = written.map(|key| (key, MEMBER));
-        verify_trie("SOURCE_RANGES", &*maps.source_ranges, written, findings);
+    /// Compares the next entries of the trie with the sets; in the end, if something is wrong, all of
+    /// them, and has the trie hold just the sets.
+    pub fn verify(&self, scan: &mut Scan, maps: &Maps, findings: &mut Findings) {
+        for (key, value) in scan.part(&*maps.source_ranges, findings) {
+            let ranges = self.sets.get(&u32::from_be(key.data().set));
+            let is_in_set = ranges
+                .zip(range(&key))
+                .is_some_and(|((ranges, _), range)| ranges.binary_search(&range).is_ok());
+            scan.met(is_in_set && value == MEMBER, findings);
+        }
+        if scan.has_failed(self.entries()) {
+            let sets = self.sets.iter();
+            let written = sets.flat_map(|(set, (ranges, _))| keys(*set, ranges));
+            let written = written.chain(self.strays.iter().copied());
+            let written = written.map(|key| (key, MEMBER));
+            verify_trie("SOURCE_RANGES", &*maps.source_ranges, written, findings);
+        }
     }
 
     fn remove(&mut self, set: u32, maps: &Maps) {

@@ -6,14 +6,10 @@
 //! are no others. Counters, flow records and limits change all the time. Of an endpoint's two
 //! positions, the one that belongs to the published plan is compared.
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    fmt,
-    net::IpAddr,
-};
+use std::{collections::HashMap, fmt, net::IpAddr};
 
 use lb_common::abi;
-use lb_datapath::maps::{Elements, Entries, Lookup, Position, SourceKey, WriteError};
+use lb_datapath::maps::{Elements, Entries, Position, SourceKey, WriteError};
 use lb_objects::IpFamily;
 
 use super::{Key, MapWriter, frontends::Address};
@@ -58,9 +54,9 @@ impl fmt::Display for Difference {
 pub struct Findings {
     /// Records compared.
     pub records: u64,
-    /// Differences, by [`Difference::part`].
-    pub differences: BTreeMap<&'static str, u64>,
-    /// The first of them.
+    /// How many of them differed.
+    pub differences: u64,
+    /// The first of these.
     pub described: Vec<Difference>,
     /// Why a map could not be read, if one could not.
     pub unread: Option<WriteError>,
@@ -76,7 +72,7 @@ impl Findings {
     ) {
         self.records += 1;
         let Some(wrong) = wrong else { return };
-        *self.differences.entry(part).or_default() += 1;
+        self.differences += 1;
         if self.described.len() < DESCRIBED {
             self.described.push(Difference {
                 part,
@@ -84,11 +80,6 @@ impl Findings {
                 wrong,
             });
         }
-    }
-
-    /// Number of differences.
-    pub fn total(&self) -> u64 {
-        self.differences.values().sum()
     }
 
     /// What could be read; what could not is noted.
@@ -114,7 +105,8 @@ impl Findings {
 }
 
 /// Compares a trie with all that has been written to it, and has it hold just that. A look-up finds
-/// the longest prefix, not a key: so the trie is read as a whole.
+/// the longest prefix, not a key: so what is missing shows only where the trie is read as a whole.
+/// That takes a while, and is left for when a scan in parts has failed.
 pub(super) fn verify_trie<V: Copy + PartialEq>(
     map: &'static str,
     trie: &dyn Entries<SourceKey, V>,
@@ -164,26 +156,47 @@ fn in_words(key: &SourceKey) -> String {
     format!("set {set}, {address}, {bits} bits with the set's number")
 }
 
-/// How far a map has been read, and how many of its entries were as they were written: if that are
-/// all, none is missing, and no single one has to be looked up.
+/// How far a map has been read, how many entries it has so far, and how many of them were as they
+/// were written: if that are all, none is missing, and no single one has to be looked up.
 #[derive(Debug, Default)]
 pub(super) struct Scan {
     position: Position,
+    seen: usize,
     pub right: usize,
 }
 
 impl Scan {
     /// Some of the entries to come; none, and no more in this round, if they cannot be read.
-    pub fn part<K, V>(&mut self, map: &dyn Lookup<K, V>, findings: &mut Findings) -> Vec<(K, V)> {
+    pub fn part<K, V>(
+        &mut self,
+        map: &(impl Entries<K, V> + ?Sized),
+        findings: &mut Findings,
+    ) -> Vec<(K, V)> {
         let part = findings.read(map.part(&mut self.position));
-        part.unwrap_or_else(|| {
+        let part = part.unwrap_or_else(|| {
             self.position = Position::End;
             Vec::new()
-        })
+        });
+        self.seen += part.len();
+        part
     }
 
-    fn is_over(&self) -> bool {
+    /// Takes in whether an entry is as it was written. What is not is still to be compared.
+    pub fn met(&mut self, is_right: bool, findings: &mut Findings) {
+        self.right += usize::from(is_right);
+        findings.records += u64::from(is_right);
+    }
+
+    /// Whether the map has been read to its end.
+    pub fn is_over(&self) -> bool {
         self.position == Position::End
+    }
+
+    /// Whether the map has been read to its end, and had anything but the entries that it should
+    /// have, so many of them.
+    pub fn has_failed(&self, entries: u32) -> bool {
+        let entries = entries as usize;
+        self.is_over() && (self.seen, self.right) != (entries, entries)
     }
 }
 
@@ -210,15 +223,14 @@ pub struct Round {
 enum Piece {
     Port(Key),
     LookupTable(u32),
-    Frontends4(Scan),
-    Frontends6(Scan),
+    Frontends(IpFamily, Scan),
     /// Addresses of a family, some of which are missing.
     Addresses(Vec<Address>),
     ClusterIps(Scan),
     ServiceRanges,
-    SourceRanges,
+    SourceRanges(Scan),
     Classes,
-    SourceClasses,
+    SourceClasses(Scan),
 }
 
 impl Round {
@@ -238,13 +250,13 @@ impl MapWriter {
     /// [`MapWriter::finish_adoption`] has been.
     pub fn begin_round(&self) -> Round {
         let mut pieces = vec![
-            Piece::SourceClasses,
+            Piece::SourceClasses(Scan::default()),
             Piece::Classes,
-            Piece::SourceRanges,
+            Piece::SourceRanges(Scan::default()),
             Piece::ServiceRanges,
             Piece::ClusterIps(Scan::default()),
-            Piece::Frontends6(Scan::default()),
-            Piece::Frontends4(Scan::default()),
+            Piece::Frontends(IpFamily::V6, Scan::default()),
+            Piece::Frontends(IpFamily::V4, Scan::default()),
         ];
         pieces.extend(self.lookup_tables.rows().map(Piece::LookupTable));
         pieces.extend(self.programmed.keys().cloned().map(Piece::Port));
@@ -261,9 +273,9 @@ impl MapWriter {
             return false;
         };
         let findings = &mut round.findings;
-        let before = findings.total();
+        let before = findings.differences;
         let rest = self.verify(piece, findings);
-        if findings.total() > before {
+        if findings.differences > before {
             // Takes back what is foreign, and adds what is missing.
             self.flush();
         }
@@ -277,18 +289,12 @@ impl MapWriter {
         match piece {
             Piece::Port(key) => self.verify_port(&key, findings),
             Piece::LookupTable(row) => self.lookup_tables.verify(row, maps, findings),
-            Piece::Frontends4(mut scan) => {
-                self.frontends.verify4(&mut scan, maps, findings);
+            Piece::Frontends(family, mut scan) => {
+                self.frontends
+                    .verify_part(family, &mut scan, maps, findings);
                 return match scan.is_over() {
-                    true => self.missing(IpFamily::V4, scan.right),
-                    false => Some(Piece::Frontends4(scan)),
-                };
-            }
-            Piece::Frontends6(mut scan) => {
-                self.frontends.verify6(&mut scan, maps, findings);
-                return match scan.is_over() {
-                    true => self.missing(IpFamily::V6, scan.right),
-                    false => Some(Piece::Frontends6(scan)),
+                    true => self.missing(family, scan.right),
+                    false => Some(Piece::Frontends(family, scan)),
                 };
             }
             Piece::Addresses(mut addresses) => {
@@ -299,16 +305,19 @@ impl MapWriter {
                 return (!rest.is_empty()).then_some(Piece::Addresses(rest));
             }
             Piece::ClusterIps(mut scan) => {
-                self.cluster_ips.verify_part(&mut scan, maps, findings);
-                if !scan.is_over() {
-                    return Some(Piece::ClusterIps(scan));
-                }
-                self.cluster_ips.verify_missing(scan.right, maps, findings);
+                self.cluster_ips.verify(&mut scan, maps, findings);
+                return (!scan.is_over()).then_some(Piece::ClusterIps(scan));
             }
             Piece::ServiceRanges => self.cluster_ips.verify_ranges(maps, findings),
-            Piece::SourceRanges => self.source_sets.verify(maps, findings),
+            Piece::SourceRanges(mut scan) => {
+                self.source_sets.verify(&mut scan, maps, findings);
+                return (!scan.is_over()).then_some(Piece::SourceRanges(scan));
+            }
             Piece::Classes => self.schemas.verify_classes(maps, findings),
-            Piece::SourceClasses => self.schemas.verify_sources(maps, findings),
+            Piece::SourceClasses(mut scan) => {
+                self.schemas.sets().verify(&mut scan, maps, findings);
+                return (!scan.is_over()).then_some(Piece::SourceClasses(scan));
+            }
         }
         None
     }

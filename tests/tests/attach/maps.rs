@@ -10,12 +10,16 @@ use std::{
     thread,
 };
 
-use aya::maps::{Array, HashMap, Map, MapData};
+use aya::{
+    Pod,
+    maps::{Array, HashMap, Map, MapData},
+};
 use aya_obj::generated::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC, bpf_map_type};
-use lb_datapath::bpf::{ArrayError, BatchError, BatchMap, MappedArray, synchronize_rcu};
+use lb_datapath::bpf::{ArrayError, BatchError, BatchMap, MappedArray, Position, synchronize_rcu};
 use lb_tests::{PATIENCE, patient};
 
 const ARRAY: u32 = bpf_map_type::BPF_MAP_TYPE_ARRAY as u32;
+const TRIE: u32 = bpf_map_type::BPF_MAP_TYPE_LPM_TRIE as u32;
 const HASH: u32 = bpf_map_type::BPF_MAP_TYPE_HASH as u32;
 
 fn create(kind: u32, key: u32, value: u32, entries: u32, flags: u32) -> MapData {
@@ -107,7 +111,10 @@ fn batches_write_read_and_remove() {
         batches.update(&keys, &values).unwrap();
         let mut entries = batches.entries().unwrap();
         entries.sort_unstable();
-        assert!(entries.into_iter().eq(keys.iter().copied().zip(values)));
+        assert!(entries.iter().copied().eq(keys.iter().copied().zip(values)));
+        assert!(in_parts(&batches) == entries);
+        assert_eq!(batches.get(&7).unwrap(), Some(21));
+        assert_eq!(batches.get(&COUNT).unwrap(), None);
 
         // Every other key, some of them twice, and some that never existed.
         let gone: Vec<u32> = (0..COUNT + 10).step_by(2).chain([0, 2]).collect();
@@ -117,6 +124,31 @@ fn batches_write_read_and_remove() {
         assert_eq!(kernel.keys().count(), COUNT as usize / 2);
         assert_eq!(kernel.get(&1, 0).unwrap(), 3);
     }
+
+    // A trie is read from key to key. A key is a prefix length and an address.
+    let trie = create(TRIE, 8, 8, COUNT, BPF_F_NO_PREALLOC);
+    let trie = BatchMap::<[u32; 2], u64>::new(&trie).unwrap();
+    let networks: Vec<_> = (0..5000)
+        .map(|n: u32| [24 + n % 9, (n << 8).to_be()])
+        .collect();
+    trie.update(&networks, &vec![1; networks.len()]).unwrap();
+    let mut entries = trie.entries().unwrap();
+    entries.sort_unstable();
+    assert_eq!(entries.len(), networks.len());
+    assert!(in_parts(&trie) == entries);
+}
+
+/// All entries in order, read a few at a time.
+fn in_parts<K: Pod + Ord, V: Pod + Ord>(map: &BatchMap<K, V>) -> Vec<(K, V)> {
+    let (mut entries, mut position, mut parts) = (Vec::new(), Position::default(), 0);
+    while position != Position::End {
+        entries.extend(map.part(&mut position, 700).unwrap());
+        parts += 1;
+    }
+    assert!(parts > 2, "{parts}");
+    assert_eq!(map.part(&mut position, 700).unwrap().len(), 0);
+    entries.sort_unstable();
+    entries
 }
 
 #[test]

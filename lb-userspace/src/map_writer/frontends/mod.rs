@@ -392,18 +392,26 @@ impl Frontends {
         }
     }
 
-    /// The same for the next entries of `FRONTENDS4`, some of which nobody may have written.
-    pub fn verify4(&mut self, scan: &mut Scan, maps: &Maps, findings: &mut Findings) {
-        for (key, entry) in scan.part(&*maps.frontends4, findings) {
-            let is_right = self.found(&address4(&key), Some(entry), findings);
-            scan.right += usize::from(is_right);
-        }
-    }
-
-    /// The same for `FRONTENDS6`.
-    pub fn verify6(&mut self, scan: &mut Scan, maps: &Maps, findings: &mut Findings) {
-        for (key, entry) in scan.part(&*maps.frontends6, findings) {
-            let is_right = self.found(&address6(&key), Some(entry), findings);
+    /// The same for the next entries of a family's map, some of which nobody may have written.
+    pub fn verify_part(
+        &mut self,
+        family: IpFamily,
+        scan: &mut Scan,
+        maps: &Maps,
+        findings: &mut Findings,
+    ) {
+        let entries: Vec<_> = match family {
+            IpFamily::V4 => {
+                let part = scan.part(&*maps.frontends4, findings).into_iter();
+                part.map(|(key, entry)| (address4(&key), entry)).collect()
+            }
+            IpFamily::V6 => {
+                let part = scan.part(&*maps.frontends6, findings).into_iter();
+                part.map(|(key, entry)| (address6(&key), entry)).collect()
+            }
+        };
+        for (address, entry) in entries {
+            let is_right = self.found(&address, Some(entry), findings);
             scan.right += usize::from(is_right);
         }
     }

@@ -416,9 +416,9 @@ impl SchemaBook {
         self.classes.verify(maps, findings);
     }
 
-    /// The same for the classes of sources.
-    pub fn verify_sources(&self, maps: &Maps, findings: &mut Findings) {
-        self.sets.verify(maps, findings);
+    /// The classes of sources.
+    pub fn sets(&self) -> &Sets {
+        &self.sets
     }
 
     /// Whether an address's class depends on the address.

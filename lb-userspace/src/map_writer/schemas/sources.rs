@@ -9,7 +9,7 @@ use lb_datapath::maps::{Maps, SourceKey, WriteError};
 use super::{
     super::{
         source_ranges::key,
-        verify::{Findings, verify_trie},
+        verify::{Findings, Scan, verify_trie},
     },
     compiled::Changes,
 };
@@ -93,10 +93,21 @@ impl Sets {
         });
     }
 
-    /// Compares the trie with the sets, and has it hold just these.
-    pub fn verify(&self, maps: &Maps, findings: &mut Findings) {
-        let written = self.0.values().flat_map(HashMap::values).copied();
-        verify_trie("SOURCE_CLASSES", &*maps.source_classes, written, findings);
+    /// Compares the next entries of the trie with the sets; in the end, if something is wrong, all of
+    /// them, and has the trie hold just the sets.
+    pub fn verify(&self, scan: &mut Scan, maps: &Maps, findings: &mut Findings) {
+        for (key, class) in scan.part(&*maps.source_classes, findings) {
+            let set = self.0.get(&u32::from_be(key.data().set));
+            let written = set.and_then(|set| set.get(&content(&key)));
+            scan.met(
+                written.is_some_and(|(_, written)| *written == class),
+                findings,
+            );
+        }
+        if scan.has_failed(self.entries()) {
+            let written = self.0.values().flat_map(HashMap::values).copied();
+            verify_trie("SOURCE_CLASSES", &*maps.source_classes, written, findings);
+        }
     }
 
     /// Entries in the trie.
