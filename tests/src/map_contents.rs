@@ -3,6 +3,7 @@
 
 use std::{
     collections::BTreeMap,
+    fmt::{Debug, Display},
     net::{IpAddr, SocketAddr},
     path::{Path, PathBuf},
 };
@@ -18,6 +19,7 @@ use lb_common::{
 use lb_datapath::{
     TickRate,
     bpf::{BatchMap, MappedArray},
+    maps::{Entries, SourceKey},
 };
 use lb_objects::Protocol;
 use node_lb::{
@@ -201,6 +203,30 @@ fn planned<'a>(plans: impl IntoIterator<Item = &'a Plan>) -> Frontends {
         }
     }
     frontends
+}
+
+/// The entries of a map as text, in order.
+///
+/// # Errors
+/// If it cannot be read.
+pub fn entries<K: Debug, V: Debug>(map: &(impl Entries<K, V> + ?Sized)) -> Result<Vec<String>> {
+    let all = map.all()?.into_iter();
+    let mut all: Vec<_> = all.map(|entry| format!("{entry:?}")).collect();
+    all.sort_unstable();
+    Ok(all)
+}
+
+/// The same of a trie, whose keys have no text of their own.
+///
+/// # Errors
+/// If it cannot be read.
+pub fn networks<V: Display>(trie: &(impl Entries<SourceKey, V> + ?Sized)) -> Result<Vec<String>> {
+    let all = trie.all()?.into_iter();
+    let mut all: Vec<_> = all
+        .map(|(key, value)| format!("{}/{:?}: {value}", key.prefix_len(), key.data()))
+        .collect();
+    all.sort_unstable();
+    Ok(all)
 }
 
 fn sorted(addresses: impl Iterator<Item = SocketAddr>) -> Vec<SocketAddr> {

@@ -3,7 +3,7 @@
 
 use std::{
     env,
-    fmt::{Debug, Display},
+    fmt::Debug,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     time::Duration,
 };
@@ -14,14 +14,17 @@ use ipnet::IpNet;
 use lb_admission::configuration::InForce;
 use lb_datapath::{
     OBJECT, load,
-    maps::{Elements, Entries, Maps, SourceKey},
+    maps::{Elements, Entries, Maps},
     memory::Storage,
 };
 use lb_objects::{
     Algorithm, Endpoint, EndpointPort, EndpointSlice, Node, ObjectName, Protocol, RemovedEndpoints,
     Service, ServicePort, ServiceType, TrafficPolicy,
 };
-use lb_tests::PinRoot;
+use lb_tests::{
+    PinRoot,
+    map_contents::{self, networks},
+};
 use node_lb::{
     admission::objects::Objects,
     config::AdmissionMode,
@@ -189,16 +192,6 @@ fn compare(kernel: &Maps, memory: &Maps) -> Result<()> {
     Ok(())
 }
 
-/// The entries of a trie, in order.
-fn networks<V: Display>(map: &dyn Entries<SourceKey, V>) -> Result<Vec<String>> {
-    let all = map.all()?.into_iter();
-    let mut all: Vec<_> = all
-        .map(|(key, value)| format!("{}/{:?}: {value}", key.prefix_len(), key.data()))
-        .collect();
-    all.sort_unstable();
-    Ok(all)
-}
-
 fn elements<T: PartialEq + Debug>(
     map: &str,
     kernel: &dyn Elements<T>,
@@ -225,13 +218,10 @@ fn entries<K: Debug, V: Debug>(
     kernel: &dyn Entries<K, V>,
     memory: &dyn Entries<K, V>,
 ) -> Result<()> {
-    let sorted = |entries: &dyn Entries<K, V>| -> Result<Vec<String>> {
-        let all = entries.all()?.into_iter();
-        let mut all: Vec<_> = all.map(|entry| format!("{entry:?}")).collect();
-        all.sort_unstable();
-        Ok(all)
-    };
-    let (kernel, memory) = (sorted(kernel)?, sorted(memory)?);
+    let (kernel, memory) = (
+        map_contents::entries(kernel)?,
+        map_contents::entries(memory)?,
+    );
     ensure!(kernel == memory, "{map}: {kernel:#?}, {memory:#?}");
     Ok(())
 }

@@ -5,7 +5,7 @@ use std::{
     hash::Hash,
     io,
     mem::offset_of,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    net::{IpAddr, Ipv4Addr},
     os::fd::BorrowedFd,
     sync::{Arc, atomic::Ordering::Relaxed},
 };
@@ -295,13 +295,7 @@ impl Kernel {
 
     /// The node's addresses as an agent has written them, now or before a restart.
     pub fn node_addresses(&self) -> Vec<IpAddr> {
-        let config = self.config.read(0);
-        let addresses = [
-            Ipv4Addr::from(config.node4.octets).into(),
-            Ipv6Addr::from(config.node6.octets).into(),
-        ];
-        let known = addresses.into_iter();
-        known.filter(|ip: &IpAddr| !ip.is_unspecified()).collect()
+        map_writer::node_addresses(&self.config.read(0))
     }
 
     /// Writes the node's settings, if they are not what is there; programs that find none let every

@@ -62,7 +62,7 @@ pub use self::{
     roster::{Counts, EndpointCounts, Roster},
     schemas::{Known, NotInForce, Numbered, NumberedLevel, NumberedSchema, Tenant},
     seats::{Limit as ConnectionLimit, Limited},
-    settings::Settings,
+    settings::{Settings, node_addresses},
     verify::{Difference, Findings, Round, Wrong, wrong},
 };
 use crate::{

@@ -29,6 +29,13 @@ pub struct Settings<'a> {
     pub ports: PortRange,
 }
 
+/// The node's addresses in a record that [`Settings::write`] has written.
+pub fn node_addresses(record: &abi::Config) -> Vec<IpAddr> {
+    let addresses = [record.node4.into(), record.node6.into()];
+    let known = addresses.into_iter();
+    known.filter(|ip: &IpAddr| !ip.is_unspecified()).collect()
+}
+
 impl<'a> Settings<'a> {
     /// The settings of a configuration.
     pub fn new(config: &config::Config, node: &'a LocalNode, detector: &'a LocalDetector) -> Self {

@@ -2,6 +2,7 @@
 //! right and says so.
 
 use std::{
+    collections::BTreeMap,
     fmt::Debug,
     fs,
     mem::offset_of,
@@ -21,7 +22,10 @@ use lb_datapath::{
     bpf::{BatchMap, Link, MappedArray},
     maps::SourceKey,
 };
-use lb_tests::{Balanced, Endpoint, eventually};
+use lb_tests::{
+    Balanced, Endpoint, eventually,
+    map_contents::{entries, networks},
+};
 use serde_json::json;
 
 use super::support::{Everywhere, Policy, ground};
@@ -46,11 +50,11 @@ fn whatever_others_write_is_put_right_within_ten_seconds() {
     let mut slowest = Duration::ZERO;
     for _ in 0..TIMES {
         faults += (0..FAULTS).filter(|_| maps.spoil(&meant, &mut rng)).count();
-        assert!(maps.contents() != meant);
+        assert!(!maps.contents().differences(&meant).is_empty());
         let since = Instant::now();
-        eventually(|| match maps.contents() == meant {
-            true => Ok(()),
-            false => Err(maps.contents().differences(&meant)),
+        eventually(|| match maps.contents().differences(&meant) {
+            differing if differing.is_empty() => Ok(()),
+            differing => Err(format!("{differing:?} differ")),
         });
         slowest = slowest.max(since.elapsed());
     }
@@ -272,9 +276,9 @@ struct Maps {
 }
 
 /// What is in them, as far as programs can come to it.
-#[derive(PartialEq)]
 struct Contents {
-    parts: [String; 10],
+    /// As text, by map.
+    parts: BTreeMap<&'static str, Vec<String>>,
     /// Numbers of the published services, with their plans.
     services: Vec<(u32, abi::Service, abi::Plan)>,
     frontends4: Vec<(FrontendKey<Ip4>, abi::Frontend)>,
@@ -282,11 +286,11 @@ struct Contents {
 }
 
 impl Contents {
-    fn differences(&self, other: &Self) -> String {
-        let parts = self.parts.iter().zip(&other.parts).enumerate();
-        let parts: Vec<_> = parts.filter(|(_, (one, other))| one != other).collect();
-        let parts: Vec<_> = parts.iter().map(|(number, _)| number).collect();
-        format!("parts {parts:?} differ")
+    /// The maps that differ.
+    fn differences(&self, other: &Self) -> Vec<&'static str> {
+        let maps = self.parts.keys().copied();
+        maps.filter(|map| self.parts[map] != other.parts[map])
+            .collect()
     }
 }
 
@@ -316,10 +320,6 @@ impl Maps {
     }
 
     fn contents(&self) -> Contents {
-        let mut frontends4 = self.frontends4.entries().unwrap();
-        let mut frontends6 = self.frontends6.entries().unwrap();
-        frontends4.sort_unstable_by_key(|entry| format!("{entry:?}"));
-        frontends6.sort_unstable_by_key(|entry| format!("{entry:?}"));
         let services: Vec<_> = self
             .in_use()
             .into_iter()
@@ -336,22 +336,23 @@ impl Maps {
             hop_generation: 0,
             ..self.settings.read(0)
         };
+        let parts = [
+            ("FRONTENDS4", entries(&self.frontends4).unwrap()),
+            ("FRONTENDS6", entries(&self.frontends6).unwrap()),
+            ("CLUSTER_IPS", entries(&self.cluster_ips).unwrap()),
+            ("SOURCE_RANGES", networks(&self.source_ranges).unwrap()),
+            ("LOCAL_ADDRESSES", entries(&self.own).unwrap()),
+            ("SERVICES and PLANS", vec![format!("{services:?}")]),
+            ("ENDPOINTS", elements(&self.endpoints, 1000)),
+            ("MAGLEV", elements(&self.rows, 4000)),
+            ("SERVICE_RANGES", elements(&self.ranges, u32::MAX)),
+            ("CONFIG", vec![format!("{settings:?}")]),
+        ];
         Contents {
-            parts: [
-                entries(&self.frontends4),
-                entries(&self.frontends6),
-                entries(&self.cluster_ips),
-                networks(&self.source_ranges),
-                entries(&self.own),
-                format!("{services:?}"),
-                format!("{:?}", self.endpoints.iter(0..1000).collect::<Vec<_>>()),
-                format!("{:?}", self.rows.iter(0..4000).collect::<Vec<_>>()),
-                format!("{:?}", self.ranges.iter(0..u32::MAX).collect::<Vec<_>>()),
-                format!("{settings:?}"),
-            ],
+            parts: parts.into(),
             services,
-            frontends4,
-            frontends6,
+            frontends4: self.frontends4.entries().unwrap(),
+            frontends6: self.frontends6.entries().unwrap(),
         }
     }
 
@@ -427,17 +428,8 @@ fn flip_word<T: Pod>(elements: &MappedArray<T>, index: u32, flip: u32, rng: &mut
     elements.u32_at(index, 4 * word).fetch_xor(flip, Relaxed);
 }
 
-fn entries<K: Pod + Debug, V: Pod + Debug>(map: &BatchMap<K, V>) -> String {
-    let mut entries: Vec<_> = map.entries().unwrap();
-    entries.sort_unstable_by_key(|entry| format!("{entry:?}"));
-    format!("{entries:?}")
-}
-
-fn networks(trie: &BatchMap<SourceKey, u8>) -> String {
-    let entries = trie.entries().unwrap().into_iter();
-    let mut entries: Vec<_> = entries
-        .map(|(key, value)| format!("{}/{:?}: {value}", key.prefix_len(), key.data()))
-        .collect();
-    entries.sort_unstable();
-    entries.join(", ")
+/// The first elements of an array, as text.
+fn elements<T: Pod + Debug>(array: &MappedArray<T>, number: u32) -> Vec<String> {
+    let elements = array.iter(0..number);
+    elements.map(|element| format!("{element:?}")).collect()
 }

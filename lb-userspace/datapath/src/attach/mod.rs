@@ -12,6 +12,7 @@ use std::{
         unix::fs::MetadataExt as _,
     },
     path::Path,
+    sync::Arc,
 };
 
 use super::{
@@ -218,12 +219,9 @@ impl<'a> Attacher<'a> {
         program: BorrowedFd<'_>,
     ) -> Result<bool, AttachError> {
         let id = program_id(program).map_err(|source| refused(pin, source))?;
-        let link = self.pins.open_link(pin);
-        let link = link.map_err(|source| AttachError::Pin {
-            path: self.pins.link(pin),
-            source,
-        })?;
-        let Some(link) = link else { return Ok(false) };
+        let Some(link) = self.open(pin)? else {
+            return Ok(false);
+        };
         let info = link.info().map_err(|source| refused(pin, source))?;
         Ok(info.target == target && info.program_id == id)
     }
@@ -310,13 +308,8 @@ impl<'a> Attacher<'a> {
         target: LinkTarget,
         program: BorrowedFd<'_>,
     ) -> Result<bool, AttachError> {
-        let link = match self.pins.open_link(pin) {
-            Ok(Some(link)) => link,
-            Ok(None) => return Ok(false),
-            Err(source) => {
-                let path = self.pins.link(pin);
-                return Err(AttachError::Pin { path, source });
-            }
+        let Some(link) = self.open(pin)? else {
+            return Ok(false);
         };
         let current = link.info().map_err(|source| refused(pin, source))?.target;
         if current != target {
@@ -346,8 +339,16 @@ impl<'a> Attacher<'a> {
         })
     }
 
+    fn open(&self, pin: LinkPin) -> Result<Option<Arc<Link>>, AttachError> {
+        let link = self.pins.open_link(pin);
+        link.map_err(|source| AttachError::Pin {
+            path: self.pins.link(pin),
+            source,
+        })
+    }
+
     fn target(&self, pin: LinkPin) -> Option<LinkTarget> {
-        Some(self.pins.open_link(pin).ok()??.info().ok()?.target)
+        Some(self.open(pin).ok()??.info().ok()?.target)
     }
 }
 

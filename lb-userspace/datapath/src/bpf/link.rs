@@ -5,7 +5,7 @@
 //! pinned.
 
 use std::{
-    io, mem,
+    io,
     os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
     path::Path,
 };
@@ -15,7 +15,7 @@ use aya_obj::generated::{
     bpf_link_info, bpf_link_type,
 };
 
-use super::{bpf, c_path, empty_attr, open_pin};
+use super::{bpf, c_path, empty_attr, object_info, open_pin};
 
 /// Where a program can be attached.
 #[derive(Clone, Copy, Debug)]
@@ -143,13 +143,8 @@ impl Link {
     ///
     /// The kernel's; none is expected.
     pub fn info(&self) -> io::Result<LinkInfo> {
-        // SAFETY: a struct of plain integers, to be filled in by the kernel.
-        let mut info: bpf_link_info = unsafe { mem::zeroed() };
-        let mut attr = empty_attr();
-        attr.info.bpf_fd = raw(self.0.as_fd());
-        attr.info.info_len = size_of::<bpf_link_info>() as u32;
-        attr.info.info = &raw mut info as u64;
-        bpf(bpf_cmd::BPF_OBJ_GET_INFO_BY_FD, &mut attr)?;
+        // SAFETY: the kernel's struct for links, of integers and unions of integers.
+        let info: bpf_link_info = unsafe { object_info(self.0.as_fd()) }?;
         Ok(LinkInfo {
             id: info.id,
             program_id: info.prog_id,

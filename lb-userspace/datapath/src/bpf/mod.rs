@@ -107,14 +107,25 @@ pub(crate) fn bpf(command: bpf_cmd, attr: &mut bpf_attr) -> io::Result<i32> {
 ///
 /// The kernel's; none is expected.
 pub fn program_id(program: BorrowedFd<'_>) -> io::Result<u32> {
-    // SAFETY: a struct of plain integers, to be filled in by the kernel.
-    let mut info: bpf_prog_info = unsafe { mem::zeroed() };
+    // SAFETY: the kernel's struct for programs, of plain integers.
+    let info: bpf_prog_info = unsafe { object_info(program) }?;
+    Ok(info.id)
+}
+
+/// What the kernel says of a program, map or link.
+///
+/// # Safety
+///
+/// `T` has to be the kernel's struct for this kind of object, of integers alone.
+unsafe fn object_info<T>(object: BorrowedFd<'_>) -> io::Result<T> {
+    // SAFETY: integers, by the caller's word.
+    let mut info: T = unsafe { mem::zeroed() };
     let mut attr = empty_attr();
-    attr.info.bpf_fd = program.as_raw_fd() as u32;
-    attr.info.info_len = size_of::<bpf_prog_info>() as u32;
+    attr.info.bpf_fd = object.as_raw_fd() as u32;
+    attr.info.info_len = size_of::<T>() as u32;
     attr.info.info = &raw mut info as u64;
     bpf(bpf_cmd::BPF_OBJ_GET_INFO_BY_FD, &mut attr)?;
-    Ok(info.id)
+    Ok(info)
 }
 
 /// The number by which BPF programs know a socket's network namespace.

@@ -113,10 +113,9 @@ where
     Ok(flows)
 }
 
-/// Where a map of the data plane is pinned.
-pub fn pin(root: &Path, map: &str) -> PathBuf {
-    let version = root.join(format!("v{}", abi::VERSION));
-    version.join("maps").join(map)
+/// Where maps of the data plane are pinned, and beside it `links`.
+pub fn pinned_maps(root: &Path) -> PathBuf {
+    root.join(format!("v{}", abi::VERSION)).join("maps")
 }
 
 /// A pinned array of the data plane.
@@ -124,7 +123,7 @@ pub fn pin(root: &Path, map: &str) -> PathBuf {
 /// # Errors
 /// If it is not there, or cannot be read.
 pub fn pinned<T: aya::Pod>(root: &Path, map: &str) -> anyhow::Result<MappedArray<T>> {
-    let path = pin(root, map);
+    let path = pinned_maps(root).join(map);
     match MappedArray::from_pin(&path) {
         Ok(array) => Ok(array),
         Err(ArrayError::Map(error)) if !path.exists() => Err(error).with_context(|| {

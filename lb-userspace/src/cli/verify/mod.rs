@@ -1,19 +1,21 @@
 //! `node-lb verify`: whether the kernel does what the source asks for.
 
-use std::{collections::BTreeSet, net::IpAddr, process::ExitCode, thread, time::Duration};
+use std::{collections::BTreeSet, process::ExitCode, thread, time::Duration};
 
-use anyhow::Context as _;
 use lb_common::abi;
 use lb_datapath::maps::Maps;
 use serde::Serialize;
 
 use self::views::Views;
 use super::{
-    flows::{pin, pinned},
+    flows::{pinned, pinned_maps},
     output::{Output, plain},
     snapshot::Snapshot,
 };
-use crate::config::{Config, Flags};
+use crate::{
+    config::{Config, Flags},
+    map_writer::node_addresses,
+};
 
 mod programs;
 mod views;
@@ -92,17 +94,15 @@ impl Command {
 fn compare(config: &Config) -> anyhow::Result<Report> {
     let root = &config.datapath.bpf_root;
     let settings = pinned::<abi::Config>(root, "CONFIG")?.read(0);
-    let known = [settings.node4.into(), settings.node6.into()];
-    let known = known.into_iter().filter(|ip: &IpAddr| !ip.is_unspecified());
-    let mut snapshot = Snapshot::load(config)?.on_this_node(config, known.collect());
+    let known = node_addresses(&settings);
+    let mut snapshot = Snapshot::load(config)?.on_this_node(config, known);
     let tables = snapshot.tables(config, config.datapath.maglev_table_size);
 
-    let directory = pin(root, "CONFIG");
-    let directory = directory.parent().context("maps are in a directory")?;
-    let kernel = Views::of(&Maps::pinned(directory)?)?;
+    let maps = pinned_maps(root);
+    let kernel = Views::of(&Maps::pinned(&maps)?)?;
     let wanted = Views::of(&tables.maps())?;
     let mut differences = kernel.differences(&wanted);
-    let programs = programs::compare(&directory.with_file_name("links"))?;
+    let programs = programs::compare(&maps.with_file_name("links"))?;
     differences.extend(programs.differences);
     Ok(Report {
         frontends: wanted.frontends(),

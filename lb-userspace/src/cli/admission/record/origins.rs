@@ -14,7 +14,7 @@ use lb_common::{
 };
 use lb_datapath::{bpf::BatchMap, devices::Routes};
 
-use crate::{agent::own_addresses, cli::flows::pin};
+use crate::{agent::own_addresses, cli::flows::pinned_maps};
 
 /// Tells local pods and the node itself from everybody else.
 pub struct Origins {
@@ -44,7 +44,7 @@ impl Origins {
             0 => None,
             _ => Some(ByDevice {
                 routes: Routes::open().context("cannot ask for routes")?,
-                special: pin(root, "DEVICES"),
+                special: pinned_maps(root).join("DEVICES"),
                 devices: HashMap::new(),
                 known: HashMap::new(),
             }),
