@@ -269,8 +269,7 @@ impl Attachments {
         if config.socket_lb == SocketLb::Off {
             return Ok(attacher.detach_sockets()?);
         }
-        let path = config.cgroup_path.as_deref().or(cgroup_root);
-        let cgroup = Cgroup::open(path.context("no cgroup v2 hierarchy is mounted")?)?;
+        let cgroup = cgroup(config, cgroup_root)?;
         for hook in SocketHook::ALL {
             attacher
                 .socket(&cgroup, hook, kernel.program(hook.name())?)
@@ -297,19 +296,22 @@ impl Attachments {
         let (role, mode) = (attached.role, attached.xdp);
         let pins = kernel.pins.clone();
         let attacher = Attacher::new(&pins, self.tc);
-        // What cannot be told is not there.
         let mut found = Vec::new();
         for direction in [Direction::Ingress, Direction::Egress] {
-            let program = kernel.program(direction.program(framing));
-            let is_there = program
-                .is_ok_and(|program| attacher.has_tc(index, direction, program).unwrap_or(false));
-            found.push((direction.to_string(), is_there));
+            let is_there = kernel
+                .program(direction.program(framing))
+                .map_err(anyhow::Error::from)
+                .and_then(|program| Ok(attacher.has_tc(index, direction, program)?));
+            let is_there = findings.read(is_there);
+            found.extend(is_there.map(|is_there| (direction.to_string(), is_there)));
         }
         if mode != XdpMode::Off {
-            let program = kernel.program(xdp_program(device));
-            let is_there = program
-                .is_ok_and(|program| attacher.has_xdp(index, mode, program).unwrap_or(false));
-            found.push((format!("{mode} XDP"), is_there));
+            let is_there = kernel
+                .program(xdp_program(device))
+                .map_err(anyhow::Error::from)
+                .and_then(|program| Ok(attacher.has_xdp(index, mode, program)?));
+            let is_there = findings.read(is_there);
+            found.extend(is_there.map(|is_there| (format!("{mode} XDP"), is_there)));
         }
         if found.iter().all(|(_, is_there)| *is_there) {
             findings.records += found.len() as u64;
@@ -342,15 +344,18 @@ impl Attachments {
             return false;
         }
         let attacher = Attacher::new(&kernel.pins, self.tc);
-        let path = config.cgroup_path.as_deref().or(cgroup_root);
-        let cgroup = path.and_then(|path| Cgroup::open(path).ok());
-        let has = |hook: SocketHook| {
-            let (cgroup, program) = (cgroup.as_ref()?, kernel.program(hook.name()).ok()?);
-            attacher.has_socket(cgroup, hook, program).ok()
+        let Some(cgroup) = findings.read(cgroup(config, cgroup_root)) else {
+            return false;
         };
         let mut is_whole = true;
         for hook in SocketHook::ALL {
-            let is_there = has(hook) == Some(true);
+            let is_there = kernel
+                .program(hook.name())
+                .map_err(anyhow::Error::from)
+                .and_then(|program| Ok(attacher.has_socket(&cgroup, hook, program)?));
+            let Some(is_there) = findings.read(is_there) else {
+                continue;
+            };
             let wrong = (!is_there).then_some(Wrong::Missing);
             findings.compared(PROGRAM, wrong, || format!("for {hook} of sockets"));
             is_whole &= is_there;
@@ -486,6 +491,14 @@ impl Attachments {
             _ => (WayBack::NotAsked, 0),
         }
     }
+}
+
+/// The cgroup whose sockets are translated: the one of the settings, or else the root.
+fn cgroup(config: &DatapathConfig, root: Option<&Path>) -> anyhow::Result<Cgroup> {
+    let path = config.cgroup_path.as_deref().or(root);
+    Ok(Cgroup::open(
+        path.context("no cgroup v2 hierarchy is mounted")?,
+    )?)
 }
 
 /// Whether a change may concern what is attached, or what programs must know about devices.

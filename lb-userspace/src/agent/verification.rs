@@ -127,7 +127,7 @@ impl Verification {
     fn problem(&self, findings: &Findings) -> Option<String> {
         let rounds = self.in_a_row;
         (rounds >= PATIENCE).then(|| match (&findings.unread, findings.described.first()) {
-            (Some(error), _) => format!("{rounds} times in a row, maps could not be read: {error}"),
+            (Some(error), _) => format!("{rounds} times in a row, not all of it could be read: {error}"),
             (None, first) => format!(
                 "{rounds} times in a row, something had been changed by others and was put right: {}",
                 first.map(ToString::to_string).unwrap_or_default()
@@ -249,7 +249,7 @@ impl Agent {
 /// Logs what differed.
 fn report(findings: &Findings) {
     if let Some(error) = &findings.unread {
-        tracing::warn!("cannot compare the maps with what was written to them: {error}");
+        tracing::warn!("cannot compare all of the data plane with what it should be: {error}");
     }
     for difference in &findings.described {
         tracing::warn!("{difference}; put right");

@@ -9,7 +9,7 @@
 use std::{collections::HashMap, fmt, net::IpAddr};
 
 use lb_common::abi;
-use lb_datapath::maps::{Elements, Entries, Position, SourceKey, WriteError};
+use lb_datapath::maps::{Elements, Entries, Position, SourceKey};
 use lb_objects::IpFamily;
 
 use super::{Key, MapWriter, frontends::Address};
@@ -58,8 +58,8 @@ pub struct Findings {
     pub differences: u64,
     /// The first of these.
     pub described: Vec<Difference>,
-    /// Why a map could not be read, if one could not.
-    pub unread: Option<WriteError>,
+    /// Why a map could not be read, or the kernel did not tell what is attached, if so.
+    pub unread: Option<String>,
 }
 
 impl Findings {
@@ -82,9 +82,10 @@ impl Findings {
         }
     }
 
-    /// What could be read; what could not is noted.
-    pub fn read<T>(&mut self, read: Result<T, WriteError>) -> Option<T> {
-        read.map_err(|error| self.unread = Some(error)).ok()
+    /// What could be read; what could not is noted, and is no difference.
+    pub fn read<T>(&mut self, read: Result<T, impl fmt::Display>) -> Option<T> {
+        let read = read.inspect_err(|error| self.unread = Some(format!("{error:#}")));
+        read.ok()
     }
 
     /// Compares an element of an array, and mends it.

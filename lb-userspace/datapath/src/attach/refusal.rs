@@ -17,11 +17,11 @@ pub enum AttachError {
         target: String,
         source: io::Error,
     },
-    #[error("cannot pin {}: {source}", path.display())]
+    #[error("cannot open or make pin {}: {source}", path.display())]
     Pin { path: PathBuf, source: io::Error },
     #[error("cannot open cgroup {}: {source}", path.display())]
     Cgroup { path: PathBuf, source: io::Error },
-    #[error("cannot remove TC filters: {0}")]
+    #[error("cannot read or remove TC filters: {0}")]
     Filters(io::Error),
     #[error(transparent)]
     Pins(#[from] PinError),
