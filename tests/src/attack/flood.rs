@@ -16,6 +16,9 @@ use crate::traffic::{Job, Running};
 
 use super::{Forged, Wire};
 
+/// The most batches that a flood at a rate is sent in.
+const BATCHES_PER_SECOND: u32 = 100;
+
 /// A flood that is being prepared, from random addresses in [`SPOOFED`] or from one, and random ports.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[must_use = "call `start`"]
@@ -177,22 +180,30 @@ impl Job for Flood {
         );
         let wire = Wire::towards(first.ip())?;
         let mut frames = self.frames(&wire);
+        // At a low rate few at a time, so that no second has much more of them than another.
+        let at_once = match self.rate {
+            Some(rate) => (rate / BATCHES_PER_SECOND).clamp(1, Wire::BATCH as u32) as usize,
+            None => Wire::BATCH,
+        };
         let mut random = fastrand::Rng::new();
         let _ = ready.send(());
 
         let start = Instant::now();
         let mut sent = 0;
-        while sent < self.limit && stop.try_recv() == Err(TryRecvError::Empty) {
-            for batch in frames.chunks_mut(Wire::BATCH) {
+        'flood: loop {
+            for batch in frames.chunks_mut(at_once) {
+                if sent >= self.limit || stop.try_recv() != Err(TryRecvError::Empty) {
+                    break 'flood;
+                }
                 for frame in &mut *batch {
                     let source = self.source.unwrap_or_else(|| spoofed(family, &mut random));
                     vary(frame, self.kind, source, &mut random);
                 }
                 sent += wire.send_all(batch).context("cannot send a flood")? as u64;
-            }
-            if let Some(rate) = self.rate {
-                let due = Duration::from_secs_f64(sent as f64 / f64::from(rate));
-                thread::sleep(due.saturating_sub(start.elapsed()));
+                if let Some(rate) = self.rate {
+                    let due = Duration::from_secs_f64(sent as f64 / f64::from(rate));
+                    thread::sleep(due.saturating_sub(start.elapsed()));
+                }
             }
         }
         Ok(FloodReport {

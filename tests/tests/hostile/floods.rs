@@ -5,14 +5,13 @@
 //! is busy, frames of good clients are lost too, so the flood that arrives at XDP is slower.
 
 use std::collections::BTreeSet;
+use std::thread;
 use std::time::Duration;
-use std::{fs, thread};
 
 use anyhow::Result;
 use lb_tests::attack::{Flood, FloodKind};
 use lb_tests::traffic::{Protocol, RunningLoad};
 use lb_tests::{Family, Held, Host, Load, LoadReport, Request, Topology};
-use serde_json::Value;
 
 use super::support::{
     Findings, Ground, Source, TARGET, attack_time, cluster_ip, filter_input, within,
@@ -246,11 +245,11 @@ impl Scene {
 
         let open = Opened::start(&ground, self.family)?;
         let fresh = Fresh::start(&ground, &self)?;
-        let (flows_before, lost_before) = (flows(&ground)?, lost_frames(&ground)?);
+        let (flows_before, lost_before) = (flows(&ground)?, ground.lost_frames()?);
         let report = self.flood(&ground).run_for(time, &ground.attacker)?;
         findings.note(report.rate() > SLOWEST, format!("flood: {report}"));
         let flows_meanwhile = flows(&ground)?;
-        let lost = lost_frames(&ground)? - lost_before;
+        let lost = ground.lost_frames()? - lost_before;
         let neighbours = match lost {
             0 => 1.0,
             _ => UNLUCKY,
@@ -300,28 +299,6 @@ impl Scene {
         findings.assert_good();
         Ok(())
     }
-}
-
-/// Frames that devices of the lab, and processors before devices' hooks, have dropped for lack of
-/// room.
-fn lost_frames(ground: &Ground) -> Result<u64> {
-    let lab = &ground.balanced.lab;
-    let nodes = lab.nodes().iter().map(AsRef::as_ref);
-    let pods = lab.pods().iter().map(AsRef::as_ref);
-    let hosts = [lab.client(), lab.router(), &ground.attacker];
-    let mut lost = 0;
-    for host in hosts.into_iter().chain(nodes).chain(pods) {
-        let links: Vec<Value> = serde_json::from_str(&host.run("ip -statistics -json link")?)?;
-        let dropped = |link: &Value, way| link["stats64"][way]["dropped"].as_u64().unwrap_or(0);
-        let of_link = |link| dropped(link, "rx") + dropped(link, "tx");
-        lost += links.iter().map(of_link).sum::<u64>();
-    }
-    let of_processors = fs::read_to_string("/proc/net/softnet_stat")?;
-    for of_processor in of_processors.lines() {
-        let dropped = of_processor.split_whitespace().nth(1).unwrap_or("0");
-        lost += u64::from_str_radix(dropped, 16)?;
-    }
-    Ok(lost)
 }
 
 /// Number of flows in both tables of node 1, as the sweeper last saw them.

@@ -174,6 +174,7 @@ fn a_noisy_tenant_is_refused_alone(xdp: &str) -> Result<()> {
             format!("{found:?}"),
         );
         let flood = Flood::new(FloodKind::Syn, [tenants.ground.outside(family, NOISY)]);
+        let before = tenants.ground.lost_frames()?;
         let flood = flood.rate(FLOOD);
         let flood = flood.run_for(
             attack_time(Duration::from_secs(2)),
@@ -185,9 +186,10 @@ fn a_noisy_tenant_is_refused_alone(xdp: &str) -> Result<()> {
             format!("{flood}: {found:?}"),
         );
         let quiet = quiet.stop()?;
+        let lost = tenants.ground.lost_frames()? - before;
         findings.note(
-            quiet.failed == 0 && quiet.ok > 0 && quiet.repeated_syns.is_empty(),
-            format!("quiet: {quiet}"),
+            quiet.failed == 0 && quiet.ok > 0 && quiet.repeated_syns.len() as u64 <= lost,
+            format!("quiet: {quiet}; the lab itself lost {lost} frames"),
         );
         drop(held);
         let empty = tenants.in_use(NOISY, 0);
@@ -226,6 +228,7 @@ fn spoofed_syns_leave_a_level_to_its_clients(xdp: &str) -> Result<()> {
         (Family::V4, OF_LEVEL as u32),
     ] {
         let (held, _) = tenants.open(family, 3);
+        let before = tenants.ground.lost_frames()?;
         let flood = Flood::new(FloodKind::Syn, [tenants.ground.outside(family, NOISY)]);
         let flood = flood.rate(rate).start(&tenants.ground.attacker)?;
         let relieved = within(SOON, || match tenants.level(NOISY) {
@@ -236,13 +239,17 @@ fn spoofed_syns_leave_a_level_to_its_clients(xdp: &str) -> Result<()> {
         thread::sleep(attack_time(Duration::from_secs(3)));
         let (load, level) = (load.stop()?, tenants.level(NOISY)?);
         let flood = flood.stop()?;
-        let told = format!("{family:?}, {flood}, relieved in {relieved:?}: {load}, {level:?}");
+        let lost = tenants.ground.lost_frames()? - before;
+        let told = format!(
+            "{family:?}, {flood}, relieved in {relieved:?}: {load}, {level:?}; the lab itself lost {lost} \
+             frames"
+        );
         println!("{told}");
         findings.note(
             relieved.is_ok()
                 && load.failed == 0
                 && load.ok > 100
-                && load.repeated_syns.is_empty()
+                && load.repeated_syns.len() as u64 <= lost
                 && level.in_use as usize <= OF_LEVEL,
             told,
         );
@@ -353,8 +360,8 @@ fn a_greedy_client_has_its_own_part_of_a_level_by_tc() -> Result<()> {
 /// has not begun.
 fn forged_syns_leave_a_client_its_part(family: Family, xdp: &str) -> Result<()> {
     // Enough for the client's part, and too few for the level to be under pressure.
-    const MOST: usize = 20;
-    const RATE: u32 = 30;
+    const MOST: usize = 10;
+    const RATE: u32 = 15;
     allow_many_files()?;
     let tenants = Tenants::new("enforce", &[xdp])?;
     fs::write(file(&tenants.objects, NOISY), with_parts(NOISY, MOST))?;

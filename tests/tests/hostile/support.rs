@@ -2,6 +2,7 @@
 
 use std::env;
 use std::fmt::Display;
+use std::fs;
 use std::net::SocketAddr;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -9,6 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use lb_tests::traffic::RunningServer;
 use lb_tests::{Balanced, Endpoint, Family, Held, Host, Pod, Serve, Service, Topology};
+use serde_json::Value;
 
 /// The port at which pods serve lines over TCP, and datagrams.
 pub const TARGET: u16 = 9090;
@@ -175,6 +177,28 @@ impl Ground {
                 other.map(|status| status.connection_limits)
             )),
         })
+    }
+
+    /// Frames that devices of the lab, and processors before devices' hooks, have dropped for lack of
+    /// room. Those of good clients may be among them.
+    pub fn lost_frames(&self) -> Result<u64> {
+        let lab = &self.balanced.lab;
+        let nodes = lab.nodes().iter().map(AsRef::as_ref);
+        let pods = lab.pods().iter().map(AsRef::as_ref);
+        let hosts = [lab.client(), lab.router(), &self.attacker];
+        let mut lost = 0;
+        for host in hosts.into_iter().chain(nodes).chain(pods) {
+            let links: Vec<Value> = serde_json::from_str(&host.run("ip -statistics -json link")?)?;
+            let dropped = |link: &Value, way| link["stats64"][way]["dropped"].as_u64().unwrap_or(0);
+            let of_link = |link| dropped(link, "rx") + dropped(link, "tx");
+            lost += links.iter().map(of_link).sum::<u64>();
+        }
+        let of_processors = fs::read_to_string("/proc/net/softnet_stat")?;
+        for of_processor in of_processors.lines() {
+            let dropped = of_processor.split_whitespace().nth(1).unwrap_or("0");
+            lost += u64::from_str_radix(dropped, 16)?;
+        }
+        Ok(lost)
     }
 
     /// Node 1's address with the node port of Service number `number`.

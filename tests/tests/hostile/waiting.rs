@@ -28,6 +28,8 @@ pub const OF_LEVEL: usize = 100;
 const KEPT: usize = OF_LEVEL / 20;
 /// Connections that a busy client always has, or wants: 40 more than there are seats.
 const WANTED: usize = OF_LEVEL + 40;
+/// A client repeats its SYN after a second, if it waits or the lab itself has lost it.
+const REPEATED: Duration = Duration::from_secs(2);
 /// Counts the SYNs that reach a pod.
 const SYNS: &str = "tcp flags & (fin | syn | rst | ack) == syn counter";
 
@@ -155,6 +157,7 @@ fn a_flood_fills_the_queues_of_its_level_alone(family: Family, xdp: &str) -> Res
     let (mut held, _) = tenants.open(family, OF_LEVEL);
     findings.note(held.len() == OF_LEVEL, format!("{} let in", held.len()));
     let quiet = tenants.load(family, QUIET)?;
+    let before = tenants.ground.lost_frames()?;
     let flood = Flood::new(FloodKind::Syn, [target]).rate(FLOOD);
     let flood = flood.start(&tenants.ground.attacker)?;
     thread::sleep(attack_time(Duration::from_secs(3)));
@@ -165,9 +168,10 @@ fn a_flood_fills_the_queues_of_its_level_alone(family: Family, xdp: &str) -> Res
         format!("{flood}: {level:?}"),
     );
     let quiet = quiet.stop()?;
+    let lost = tenants.ground.lost_frames()? - before;
     findings.note(
-        quiet.failed == 0 && quiet.ok > 100 && quiet.repeated_syns.is_empty(),
-        format!("quiet: {quiet}"),
+        quiet.failed == 0 && quiet.ok > 100 && quiet.repeated_syns.len() as u64 <= lost,
+        format!("quiet: {quiet}; the lab itself lost {lost} frames"),
     );
     let empty = within(SOON, || {
         let level = tenants.level(NOISY).map_err(|error| format!("{error:#}"))?;
@@ -281,6 +285,7 @@ fn a_flood_keeps_no_quiet_client_out(rate: u32, with_busy: bool, xdp: &str) -> R
         true => None,
         false => Some(quiet.start(tenants.ground.client())?),
     };
+    let before = tenants.ground.lost_frames()?;
     let flood = Flood::new(FloodKind::Syn, [target]).rate(rate);
     let flood = flood.start(&tenants.ground.attacker)?;
     // A fast one fills the queues before anybody can know that its handshakes come to nothing.
@@ -305,15 +310,20 @@ fn a_flood_keeps_no_quiet_client_out(rate: u32, with_busy: bool, xdp: &str) -> R
         level.pressed && level.in_use as usize <= OF_LEVEL,
         format!("{}: {level:?}", flood.stop()?),
     );
-    for (name, load) in [("quiet", quiet), ("of another tenant", other)] {
+    // The quiet one waits until the flood is noticed, a second on a busy machine, but not in vain.
+    for (name, load, waits) in [("quiet", quiet, 1), ("of another tenant", other, 0)] {
         let load = load.stop()?;
-        // It waits until the flood is noticed, but not in vain.
+        let lost = tenants.ground.lost_frames()? - before;
+        let longest = match load.repeated_syns.len() {
+            0 => Duration::from_secs(1),
+            _ => REPEATED,
+        };
         findings.note(
             load.failed == 0
                 && load.ok > 200
-                && load.repeated_syns.is_empty()
-                && load.max < Duration::from_secs(1),
-            format!("{name}: {load}"),
+                && load.repeated_syns.len() as u64 <= lost + waits
+                && load.max < longest,
+            format!("{name}: {load}; the lab itself lost {lost} frames"),
         );
     }
     let busy = busy.stop()?;

@@ -42,7 +42,7 @@ use crate::{
 
 /// How many failed tests of labs are repeated. They measure losses and times in a machine of which
 /// others take time; a test that somebody asks for by name is not repeated.
-const LAB_SECOND_TRIES: usize = 4;
+const LAB_SECOND_TRIES: usize = 8;
 
 /// One run of the command.
 pub struct Session<'a> {
