@@ -345,13 +345,14 @@ pub struct SourceRangeKey {
     pub address: Ip6,
 }
 
-/// Key of `AFFINITY`: a client of a service port.
+/// Key of `AFFINITY`: a client of a service port, or an unconnected socket of the node's own.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct AffinityKey {
     pub service: u32,
-    /// Which set the endpoint was picked from: 0 Cluster, 1 Local.
+    /// Which set the endpoint was picked from: 0 Cluster, 1 Local; 2 more for a socket.
     pub set: u32,
+    /// An address; of a socket, its cookie in the first eight bytes.
     pub client: Ip6,
 }
 
@@ -361,7 +362,8 @@ pub struct AffinityKey {
 pub struct Affinity {
     /// Endpoint id.
     pub endpoint: u32,
-    /// Time of the client's last new connection, in jiffies.
+    /// Time of the client's last new connection, or of the socket's last datagram but for a second, in
+    /// jiffies.
     pub jiffies: u32,
 }
 

@@ -2,11 +2,18 @@
 
 use crate::{
     abi::{Affinity, AffinityKey, CLASSES, Plan, plan_flag},
-    addr::Address,
+    addr::{Address, Ip6},
     flow::{load, slots::Slots},
     parse::Tuple,
     tables::Services,
 };
+
+/// Seconds for which an unconnected socket may be silent before its next datagram draws an endpoint
+/// anew: as long as the kernel's connection tracking keeps a UDP flow that was answered.
+const SILENT_SOCKET: u32 = 120;
+
+/// The bit of [`AffinityKey::set`] that tells sockets from clients.
+const OF_SOCKET: u32 = 2;
 
 /// A set of endpoints as the kernel sees it: a contiguous part of `ENDPOINTS`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -148,6 +155,58 @@ pub fn pick<A: Address, S: Services<A>>(
     u32::try_from(services.sticky_index(plan, policy, tuple)).ok()
 }
 
+/// The endpoint of a datagram from an unconnected socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OfSocket {
+    pub index: u32,
+    /// Whether earlier datagrams went there as well.
+    pub is_known: bool,
+}
+
+/// Picks an endpoint for a datagram of an unconnected socket, which sees no flow record: that of the
+/// socket's earlier ones to the Service, as long as it serves and the socket is not silent. Under
+/// session affinity, whatever a client asks by goes to one endpoint anyway.
+///
+/// A rule of kube-proxy's, where connection tracking remembers the endpoint by the socket's port.
+#[inline(always)]
+pub fn pick_for_socket<A: Address, S: Services<A>>(
+    services: &S,
+    plan: &Plan,
+    policy: Policy,
+    tuple: &Tuple<A>,
+    cookie: u64,
+) -> Option<OfSocket> {
+    let number = services.random();
+    if plan.affinity_seconds != 0 {
+        let index = pick(services, plan, policy, tuple, number)?;
+        return Some(OfSocket {
+            index,
+            is_known: false,
+        });
+    }
+    let now = services.jiffies();
+    let mut key = AffinityKey {
+        service: plan.service,
+        set: policy as u32 | OF_SOCKET,
+        client: Ip6::default(),
+    };
+    key.client.octets[..8].copy_from_slice(&cookie.to_ne_bytes());
+    let known = remembered(services, plan.all(), &key, SILENT_SOCKET, now);
+    let index = match known {
+        Some((index, _)) => index,
+        None => fresh(services, plan, policy, plan.set(policy), tuple, number)?,
+    };
+    // Not with every datagram.
+    let is_recent = known.is_some_and(|(_, age)| age < services.config().hz);
+    if !is_recent {
+        note(services, &key, index, now)?;
+    }
+    Some(OfSocket {
+        index,
+        is_known: known.is_some(),
+    })
+}
+
 /// Sends a client's later connections to another endpoint than [`pick`] remembers.
 #[inline(never)]
 pub fn remember<A: Address, S: Services<A>>(
@@ -194,45 +253,56 @@ fn sticky<A: Address, S: Services<A>>(
         set: policy as u32,
         client: tuple.source.to_mapped(),
     };
-    let mut picked = remembered(services, plan, set, &key, now);
+    let timeout = plan.affinity_seconds;
+    let mut picked = remembered(services, set, &key, timeout, now);
     if picked.is_none() {
         // The other set's endpoint counts as well, if it belongs to this set: affinity is per
         // service port, whatever address the client came by.
         key.set ^= 1;
-        picked = remembered(services, plan, set, &key, now);
+        picked = remembered(services, set, &key, timeout, now);
         key.set ^= 1;
     }
     let index = match picked {
-        Some(index) => index,
+        Some((index, _)) => index,
         None => fresh(services, plan, policy, set, tuple, services.random())?,
     };
-    let endpoint = services.endpoint(index)?.id;
-    services.remember_affinity(
-        &key,
-        &Affinity {
-            endpoint,
-            jiffies: now,
-        },
-    );
+    note(services, &key, index, now)?;
     Some(index)
 }
 
-/// The endpoint that a client went to last, if that was not too long ago and it is in the set.
+/// Remembers the endpoint at an index.
+#[inline(always)]
+fn note<A: Address, S: Services<A>>(
+    services: &S,
+    key: &AffinityKey,
+    index: u32,
+    now: u32,
+) -> Option<()> {
+    let affinity = Affinity {
+        endpoint: services.endpoint(index)?.id,
+        jiffies: now,
+    };
+    services.remember_affinity(key, &affinity);
+    Some(())
+}
+
+/// The index of the endpoint that a client went to last, if that was at most so many seconds ago and
+/// it is in the set; and how many jiffies ago that was.
 #[inline(always)]
 fn remembered<A: Address, S: Services<A>>(
     services: &S,
-    plan: &Plan,
     set: Range,
     key: &AffinityKey,
+    seconds: u32,
     now: u32,
-) -> Option<u32> {
+) -> Option<(u32, u32)> {
     let affinity = services.affinity(key)?;
-    let timeout = plan.affinity_seconds.saturating_mul(services.config().hz);
-    if now.wrapping_sub(affinity.jiffies) > timeout {
+    let age = now.wrapping_sub(affinity.jiffies);
+    if age > seconds.saturating_mul(services.config().hz) {
         return None;
     }
     let index = set.first_of(services.indexes_of(affinity.endpoint))?;
-    (services.endpoint(index)?.id == affinity.endpoint).then_some(index)
+    (services.endpoint(index)?.id == affinity.endpoint).then_some((index, age))
 }
 
 /// An endpoint for a client without history.

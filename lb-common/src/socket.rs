@@ -1,10 +1,11 @@
 //! The node's own connections: translated once, at the socket, instead of packet by packet.
 
 use crate::{
+    abi::Endpoint,
     addr::Address,
     parse::{TCP, Tuple, tcp_flag},
     select,
-    service::{self, Decision},
+    service::{self, Decision, Route},
     tables::Services,
     verdict::Reason,
 };
@@ -17,13 +18,32 @@ pub enum Outcome<A> {
     /// The call fails: connection refused.
     Refuse(Reason),
     /// It is replaced by an endpoint of a service.
-    Replace { address: A, port: u16, service: u32 },
+    Replace {
+        address: A,
+        port: u16,
+        service: u32,
+        /// Whether earlier datagrams of the socket went there as well.
+        is_known: bool,
+    },
+}
+
+/// What a socket asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Call {
+    Connect,
+    /// Of an unconnected socket.
+    SendMsg,
 }
 
 /// Decides where a socket's `connect` or `sendmsg` to a destination goes. The source of the tuple
-/// is the address the socket is bound to, or the node's.
+/// is the node's address, without a port. `cookie` says which socket it is.
 #[inline(always)]
-pub fn destination<A: Address, S: Services<A>>(services: &S, tuple: &Tuple<A>) -> Outcome<A> {
+pub fn destination<A: Address, S: Services<A>>(
+    services: &S,
+    tuple: &Tuple<A>,
+    call: Call,
+    cookie: impl FnOnce() -> u64,
+) -> Outcome<A> {
     let Some(decision) = service::decide(services, tuple, 0) else {
         // Datagrams are refused where they leave: a UDP socket may be connected for no other purpose
         // than to learn which source address a packet there would have (RFC 6724).
@@ -42,15 +62,16 @@ pub fn destination<A: Address, S: Services<A>>(services: &S, tuple: &Tuple<A>) -
         Decision::Reject(service, reason) | Decision::Drop(service, reason) => (service, reason),
         Decision::Forward(route) => {
             let service = route.plan.service;
-            let number = services.random();
-            let index = select::pick(services, route.plan, route.policy, tuple, number);
-            match index.and_then(|index| services.endpoint(index)) {
-                Some(endpoint) => {
-                    services.count_connection(service, endpoint.id);
+            match pick(services, route, tuple, call, cookie()) {
+                Some((endpoint, is_known)) => {
+                    if !is_known {
+                        services.count_connection(service, endpoint.id);
+                    }
                     return Outcome::Replace {
                         address: A::from_mapped(endpoint.address),
                         port: endpoint.port,
                         service,
+                        is_known,
                     };
                 }
                 None => (service, Reason::NotProgrammed),
@@ -62,4 +83,33 @@ pub fn destination<A: Address, S: Services<A>>(services: &S, tuple: &Tuple<A>) -
         Reason::NoEndpoints => Outcome::Refuse(reason),
         _ => Outcome::Keep(reason),
     }
+}
+
+/// The endpoint of a socket, and whether it is known.
+#[inline(always)]
+fn pick<'a, A: Address, S: Services<A>>(
+    services: &'a S,
+    route: Route<'a>,
+    tuple: &Tuple<A>,
+    call: Call,
+    cookie: u64,
+) -> Option<(&'a Endpoint, bool)> {
+    let Route { plan, policy, .. } = route;
+    // Sockets have no ports yet, and without any all of a node's would find one row of a lookup table.
+    let tuple = Tuple {
+        source_port: cookie as u16,
+        ..*tuple
+    };
+    let (index, is_known) = match call {
+        Call::Connect => {
+            let number = services.random();
+            let index = select::pick(services, plan, policy, &tuple, number)?;
+            (index, false)
+        }
+        Call::SendMsg => {
+            let picked = select::pick_for_socket(services, plan, policy, &tuple, cookie)?;
+            (picked.index, picked.is_known)
+        }
+    };
+    Some((services.endpoint(index)?, is_known))
 }

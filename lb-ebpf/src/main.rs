@@ -15,6 +15,7 @@ use aya_ebpf::{
     macros::{cgroup_sock_addr, classifier, xdp},
     programs::{SockAddrContext, TcContext, XdpContext},
 };
+use lb_common::socket::Call;
 use socket::{Inet, Inet6};
 
 /// XDP ingress of external devices with packets from a wire.
@@ -76,25 +77,25 @@ pub fn end_wait(ctx: TcContext) -> i32 {
 /// `connect` of IPv4 sockets.
 #[cgroup_sock_addr(connect4)]
 pub fn connect4(ctx: SockAddrContext) -> i32 {
-    socket::outgoing::<Inet, false>(ctx.sock_addr)
+    socket::outgoing::<Inet, false>(ctx.sock_addr, Call::Connect)
 }
 
 /// `connect` of IPv6 sockets.
 #[cgroup_sock_addr(connect6)]
 pub fn connect6(ctx: SockAddrContext) -> i32 {
-    socket::outgoing::<Inet6, false>(ctx.sock_addr)
+    socket::outgoing::<Inet6, false>(ctx.sock_addr, Call::Connect)
 }
 
 /// `sendmsg` of unconnected UDP sockets, IPv4.
 #[cgroup_sock_addr(sendmsg4)]
 pub fn sendmsg4(ctx: SockAddrContext) -> i32 {
-    socket::outgoing::<Inet, false>(ctx.sock_addr)
+    socket::outgoing::<Inet, false>(ctx.sock_addr, Call::SendMsg)
 }
 
 /// `sendmsg` of unconnected UDP sockets, IPv6.
 #[cgroup_sock_addr(sendmsg6)]
 pub fn sendmsg6(ctx: SockAddrContext) -> i32 {
-    socket::outgoing::<Inet6, false>(ctx.sock_addr)
+    socket::outgoing::<Inet6, false>(ctx.sock_addr, Call::SendMsg)
 }
 
 /// `recvmsg` of UDP sockets, IPv4.
@@ -167,25 +168,25 @@ pub fn trace_tc_egress_l3(ctx: TcContext) -> i32 {
 /// [`connect4`], while packets are traced.
 #[cgroup_sock_addr(connect4)]
 pub fn trace_connect4(ctx: SockAddrContext) -> i32 {
-    socket::outgoing::<Inet, true>(ctx.sock_addr)
+    socket::outgoing::<Inet, true>(ctx.sock_addr, Call::Connect)
 }
 
 /// [`connect6`], while packets are traced.
 #[cgroup_sock_addr(connect6)]
 pub fn trace_connect6(ctx: SockAddrContext) -> i32 {
-    socket::outgoing::<Inet6, true>(ctx.sock_addr)
+    socket::outgoing::<Inet6, true>(ctx.sock_addr, Call::Connect)
 }
 
 /// [`sendmsg4`], while packets are traced.
 #[cgroup_sock_addr(sendmsg4)]
 pub fn trace_sendmsg4(ctx: SockAddrContext) -> i32 {
-    socket::outgoing::<Inet, true>(ctx.sock_addr)
+    socket::outgoing::<Inet, true>(ctx.sock_addr, Call::SendMsg)
 }
 
 /// [`sendmsg6`], while packets are traced.
 #[cgroup_sock_addr(sendmsg6)]
 pub fn trace_sendmsg6(ctx: SockAddrContext) -> i32 {
-    socket::outgoing::<Inet6, true>(ctx.sock_addr)
+    socket::outgoing::<Inet6, true>(ctx.sock_addr, Call::SendMsg)
 }
 
 #[cfg(target_arch = "bpf")]

@@ -114,7 +114,7 @@ pub static WAYS_BACK: HashMap<u32, u32, { entries::DEVICES }> = HashMap::new();
 #[btf_map]
 pub static TUNNEL_SOURCES: HashMap<u32, TunnelSource, { entries::DEVICES }> = HashMap::new();
 
-/// Which endpoint a client went to last (session affinity).
+/// Which endpoint a client went to last (session affinity), or an unconnected socket of the node.
 #[btf_map]
 pub static AFFINITY: LruHashMap<AffinityKey, Affinity, 262_144> = LruHashMap::new();
 

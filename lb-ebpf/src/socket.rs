@@ -8,7 +8,7 @@ use lb_common::{
     abi::{OWN_SOCKET_PRIORITY, Socket, SocketKey, config_flag},
     addr::{Address, Ip4, Ip6},
     parse::{TCP, Tuple, UDP},
-    socket::{self, Outcome},
+    socket::{self, Call, Outcome},
     tables::Services,
     verdict::{Hook, Reason, Verdict},
 };
@@ -29,7 +29,7 @@ const REFUSED: i32 = -111;
 
 /// Sends a `connect` or `sendmsg` to an endpoint instead of the service, if it is to one.
 #[inline(always)]
-pub fn outgoing<D: SocketAddress, const TRACES: bool>(ctx: *mut bpf_sock_addr) -> i32 {
+pub fn outgoing<D: SocketAddress, const TRACES: bool>(ctx: *mut bpf_sock_addr, call: Call) -> i32 {
     let protocol = protocol(ctx);
     if protocol != TCP && protocol != UDP || is_agents_own(ctx) {
         return ALLOW;
@@ -44,8 +44,8 @@ pub fn outgoing<D: SocketAddress, const TRACES: bool>(ctx: *mut bpf_sock_addr) -
         return ALLOW;
     }
     match D::read(ctx) {
-        Target::V4(address) => redirect::<Ip4, D, TRACES>(&kernel, ctx, address, protocol),
-        Target::V6(address) => redirect::<Ip6, D, TRACES>(&kernel, ctx, address, protocol),
+        Target::V4(address) => redirect::<Ip4, D, TRACES>(&kernel, ctx, address, protocol, call),
+        Target::V6(address) => redirect::<Ip6, D, TRACES>(&kernel, ctx, address, protocol, call),
     }
 }
 
@@ -57,7 +57,7 @@ pub fn incoming<D: SocketAddress>(ctx: *mut bpf_sock_addr) -> i32 {
         Target::V6(address) => address,
     };
     let key = key(ctx, address, port(ctx), protocol(ctx));
-    // SAFETY: an entry is written once for a socket and endpoint.
+    // SAFETY: an entry is replaced as a whole.
     if let Some(socket) = unsafe { SOCKETS.get(key) } {
         D::write(ctx, socket.address);
         write_port(ctx, socket.port);
@@ -154,6 +154,7 @@ fn redirect<A: FamilyMaps, D: SocketAddress, const TRACES: bool>(
     ctx: *mut bpf_sock_addr,
     address: A,
     protocol: u8,
+    call: Call,
 ) -> i32 {
     let tuple = Tuple {
         source: Services::<A>::config(kernel).node(),
@@ -166,7 +167,7 @@ fn redirect<A: FamilyMaps, D: SocketAddress, const TRACES: bool>(
     if TRACES {
         trace::socket(&tuple);
     }
-    let reason = match socket::destination(kernel, &tuple) {
+    let reason = match socket::destination(kernel, &tuple, call, || cookie(ctx)) {
         Outcome::Keep(reason) => {
             if TRACES {
                 trace::socket_end::<A>(Verdict::pass(reason), None);
@@ -186,6 +187,7 @@ fn redirect<A: FamilyMaps, D: SocketAddress, const TRACES: bool>(
             address: endpoint,
             port,
             service,
+            is_known,
         } => {
             let key = key(ctx, endpoint.to_mapped(), port, protocol);
             let value = Socket {
@@ -194,8 +196,11 @@ fn redirect<A: FamilyMaps, D: SocketAddress, const TRACES: bool>(
                 pad: 0,
                 service,
             };
-            // A full table of an LRU map makes room; nothing else can fail.
-            let _ = SOCKETS.insert(key, value, 0);
+            // It is there already with most datagrams.
+            if !(is_known && says(&key, &value)) {
+                // A full table of an LRU map makes room; nothing else can fail.
+                let _ = SOCKETS.insert(key, value, 0);
+            }
             D::write(ctx, endpoint.to_mapped());
             write_port(ctx, port);
             if TRACES {
@@ -212,13 +217,28 @@ fn redirect<A: FamilyMaps, D: SocketAddress, const TRACES: bool>(
 #[inline(always)]
 fn key(ctx: *mut bpf_sock_addr, address: Ip6, port: u16, protocol: u8) -> SocketKey {
     SocketKey {
-        // SAFETY: the program's own context.
-        cookie: unsafe { bpf_get_socket_cookie(ctx.cast()) },
+        cookie: cookie(ctx),
         address,
         port,
         protocol: u16::from(protocol),
         pad: 0,
     }
+}
+
+/// Whether a socket is known to believe just this.
+#[inline(always)]
+fn says(key: &SocketKey, value: &Socket) -> bool {
+    // SAFETY: another thread's datagram may be writing it: then this one writes, too.
+    let known = unsafe { SOCKETS.get(key) };
+    known.is_some_and(|known| {
+        (known.address, known.port, known.service) == (value.address, value.port, value.service)
+    })
+}
+
+#[inline(always)]
+fn cookie(ctx: *mut bpf_sock_addr) -> u64 {
+    // SAFETY: the program's own context.
+    unsafe { bpf_get_socket_cookie(ctx.cast()) }
 }
 
 #[inline(always)]

@@ -1,10 +1,10 @@
 //! The node's own processes, servers on nodes, and connections that look the same.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{collections::BTreeSet, net::SocketAddr, time::Duration};
 
 use anyhow::Result;
 use lb_tests::{
-    Endpoint, FailureKind, Family, PodNetwork, Request, Serve, Topology, lab::Host,
+    Endpoint, FailureKind, Family, Load, PodNetwork, Request, Serve, Topology, lab::Host,
     traffic::Protocol,
 };
 
@@ -170,6 +170,36 @@ fn ports_without_a_service_are_left_alone() -> Result<()> {
         );
         let direct = Request::tcp(lab.pod("pod-1-1").at(family, LINES)).send(lab.client())?;
         assert_eq!(direct.peer.ip(), lab.client().ip(family));
+    }
+    Ok(())
+}
+
+/// As with connection tracking, which kube-proxy has: a protocol over datagrams may have state.
+#[test]
+fn an_unconnected_socket_of_the_node_stays_with_its_endpoint() -> Result<()> {
+    const SOCKETS: usize = 12;
+    let ground = Ground::new()?;
+    let lab = ground.lab();
+    let vips = Vips(1);
+    let pods = lab.pods().iter().map(|pod| Endpoint::ready(pod));
+    ground.publish(vips, |service| service, pods)?;
+    ground.settle()?;
+    for frontend in Frontend::ALL {
+        for family in Family::BOTH {
+            let target = vips.at(frontend, family, lab.node(1));
+            let socket = Load::new(Request::udp_unconnected(target)).workers(1);
+            let socket = socket.persistent().at_least(50);
+            let sockets = (0..SOCKETS).map(|_| socket.start(lab.node(1)));
+            let sockets: Vec<_> = sockets.collect::<Result<_>>()?;
+            let mut servers = BTreeSet::new();
+            for socket in sockets {
+                let report = socket.stop()?;
+                let case = format!("{frontend:?} {family:?}: {report}");
+                assert_eq!((report.failed, report.servers.len()), (0, 1), "{case}");
+                servers.extend(report.servers.into_keys());
+            }
+            assert!(servers.len() > 1, "{frontend:?} {family:?}: {servers:?}");
+        }
     }
     Ok(())
 }

@@ -1,0 +1,180 @@
+//! Which endpoint a socket of the node's own gets: another one with each `connect`, the same one with
+//! each datagram of an unconnected socket.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::SocketAddr,
+    time::Duration,
+};
+
+use lb_common::{
+    addr::{Address, Ip4, Ip6},
+    parse::{TCP, Tuple, UDP},
+    socket::{self, Call, Outcome},
+    tables::Services,
+};
+use lb_datapath::memory::Hook;
+use lb_objects::{Algorithm, IpFamily};
+use node_lb::memory::ProgrammedTables;
+
+use crate::scene::{Place, Scene};
+
+/// As long as the kernel's connection tracking keeps an answered UDP flow.
+const SILENCE: u32 = 120;
+/// Sockets of a node.
+const SOCKETS: u64 = 400;
+
+#[test]
+fn an_unconnected_socket_stays_with_its_endpoint() {
+    for scene in scenes() {
+        let tables = scene.tables();
+        let mut sockets = BTreeMap::<SocketAddr, u64>::new();
+        for cookie in 0..SOCKETS {
+            let (first, is_known) = datagram(&scene, &tables, cookie);
+            assert!(!is_known);
+            for _ in 0..20 {
+                assert_eq!(datagram(&scene, &tables, cookie), (first, true));
+            }
+            *sockets.entry(first).or_default() += 1;
+        }
+        // Each socket is counted as one connection.
+        for index in 0..4 {
+            let endpoint = *tables.endpoint(index).unwrap();
+            let address = SocketAddr::new(endpoint.address.into(), endpoint.port);
+            let of_endpoint = sockets.get(&address).copied().unwrap_or_default();
+            assert_eq!(tables.connections(endpoint.id), of_endpoint);
+            assert!((50..150).contains(&of_endpoint), "{scene:?}: {sockets:?}");
+        }
+    }
+}
+
+#[test]
+fn a_socket_that_connects_draws_anew() {
+    for scene in scenes().filter(|scene| scene.algorithm == Algorithm::Random) {
+        for protocol in [TCP, UDP] {
+            let scene = Scene {
+                protocol,
+                ..scene.clone()
+            };
+            let tables = scene.tables();
+            let connect = || ask(&scene, &tables, Call::Connect, 1);
+            let endpoints: BTreeSet<_> = (0..100).map(|_| connect()).collect();
+            assert!(endpoints.iter().all(|(_, is_known)| !is_known));
+            assert_eq!(endpoints.len(), 4, "{scene:?}");
+        }
+    }
+}
+
+#[test]
+fn a_socket_leaves_an_endpoint_that_no_longer_serves() {
+    for scene in scenes() {
+        let mut tables = scene.tables();
+        let (first, _) = datagram(&scene, &tables, 7);
+        let index = (0..4).position(|index| scene.endpoint(index) == first);
+        let index = index.expect("an endpoint of the Service");
+
+        // It ends what it has begun.
+        let mut ending = scene.clone();
+        ending.endpoints[index] = Place::RemoteTerminating;
+        tables.program(&[ending.plan()]);
+        assert_eq!(datagram(&scene, &tables, 7), (first, true), "{scene:?}");
+        let others = (100..200).map(|cookie| datagram(&scene, &tables, cookie).0);
+        assert!(!others.collect::<BTreeSet<_>>().contains(&first));
+
+        let without = Scene {
+            absent: Some(index),
+            ..scene.clone()
+        };
+        tables.program(&[without.plan()]);
+        let (second, is_known) = datagram(&scene, &tables, 7);
+        assert!(second != first && !is_known, "{scene:?}");
+        assert_eq!(datagram(&scene, &tables, 7), (second, true));
+    }
+}
+
+#[test]
+fn a_socket_that_was_silent_draws_anew() {
+    let scene = scenes().next().unwrap();
+    let tables = scene.tables();
+    let (first, _) = datagram(&scene, &tables, 1);
+    for round in 1..10 {
+        tables.set_seconds(round * SILENCE);
+        assert_eq!(datagram(&scene, &tables, 1), (first, true));
+    }
+    tables.set_seconds(10 * SILENCE + 1);
+    assert!(!datagram(&scene, &tables, 1).1);
+}
+
+#[test]
+fn under_session_affinity_a_node_is_one_client() {
+    for scene in scenes() {
+        let scene = Scene {
+            affinity: Some(Duration::from_secs(10_800)),
+            ..scene
+        };
+        let tables = scene.tables();
+        let sent = (0..50).map(|cookie| datagram(&scene, &tables, cookie));
+        let connected = (50..100).map(|cookie| ask(&scene, &tables, Call::Connect, cookie));
+        let endpoints: BTreeSet<_> = sent
+            .chain(connected)
+            .map(|(endpoint, _)| endpoint)
+            .collect();
+        assert_eq!(endpoints.len(), 1, "{scene:?}");
+    }
+}
+
+/// Four endpoints of a Service over UDP, in both families and with each algorithm.
+fn scenes() -> impl Iterator<Item = Scene> {
+    [IpFamily::V4, IpFamily::V6].into_iter().flat_map(|family| {
+        [
+            Algorithm::Random,
+            Algorithm::Maglev,
+            Algorithm::LeastConnections,
+        ]
+        .map(|algorithm| Scene {
+            endpoints: vec![Place::Remote; 4],
+            algorithm,
+            ..Scene::new(family, UDP)
+        })
+    })
+}
+
+/// Where a datagram of an unconnected socket goes, and whether earlier ones went there.
+fn datagram(scene: &Scene, tables: &ProgrammedTables, cookie: u64) -> (SocketAddr, bool) {
+    ask(scene, tables, Call::SendMsg, cookie)
+}
+
+fn ask(scene: &Scene, tables: &ProgrammedTables, call: Call, cookie: u64) -> (SocketAddr, bool) {
+    match scene.family {
+        IpFamily::V4 => ask_by::<Ip4>(scene, tables, call, cookie),
+        IpFamily::V6 => ask_by::<Ip6>(scene, tables, call, cookie),
+    }
+}
+
+fn ask_by<A: Address + Default>(
+    scene: &Scene,
+    tables: &ProgrammedTables,
+    call: Call,
+    cookie: u64,
+) -> (SocketAddr, bool)
+where
+    for<'a> Hook<'a, true>: Services<A>,
+{
+    let target = scene.target();
+    let tuple = Tuple {
+        source: A::from_mapped(scene.node().into()),
+        destination: A::from_mapped(target.ip().into()),
+        destination_port: target.port(),
+        protocol: scene.protocol,
+        ..Tuple::default()
+    };
+    match socket::destination(&tables.tc(), &tuple, call, || cookie) {
+        Outcome::Replace {
+            address,
+            port,
+            is_known,
+            ..
+        } => (SocketAddr::new(address.to_mapped().into(), port), is_known),
+        Outcome::Keep(reason) | Outcome::Refuse(reason) => panic!("{reason:?}"),
+    }
+}
