@@ -7,11 +7,11 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use node_lb::agent::vitals::Verdict;
@@ -19,6 +19,11 @@ use node_lb::agent::vitals::Verdict;
 use crate::http_get;
 use crate::lab::Node;
 use crate::patience::{LOADED, patient};
+
+/// With so few file descriptors an agent gets no new ones (EMFILE): see [`Agent::limit_files`].
+pub const NO_FILES: u32 = 3;
+/// As many as it has without a limit.
+pub const USUAL_FILES: u32 = 1024;
 
 /// How to start an agent on a node.
 #[derive(Clone, Debug)]
@@ -206,6 +211,14 @@ impl Agent {
     /// The node the agent runs on.
     pub fn node(&self) -> &Node {
         &self.node
+    }
+
+    /// Limits the agent's file descriptors. It keeps those that it has.
+    pub fn limit_files(&self, most: u32) -> Result<()> {
+        let arguments = [format!("--pid={}", self.pid()), format!("--nofile={most}:")];
+        let status = Command::new("prlimit").args(arguments).status()?;
+        ensure!(status.success(), "prlimit ends with {status}");
+        Ok(())
     }
 
     /// The agent's process id.

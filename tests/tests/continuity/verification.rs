@@ -23,7 +23,9 @@ use lb_datapath::{
     maps::SourceKey,
 };
 use lb_tests::{
-    Balanced, Endpoint, eventually,
+    Balanced, Endpoint,
+    agent::{NO_FILES, USUAL_FILES},
+    eventually,
     map_contents::{entries, networks},
 };
 use serde_json::json;
@@ -216,6 +218,30 @@ fn a_data_plane_that_others_keep_changing_makes_the_node_unready() {
         match status.verification.problem.is_none() && status.not_ready.is_empty() {
             true => Ok(()),
             false => Err(format!("{:?}, {:?}", status.verification, status.not_ready)),
+        }
+    });
+    load.assert_nothing_noticed();
+}
+
+/// What cannot be read is no difference. An agent that said so would exchange programs that are right.
+#[test]
+fn an_agent_without_file_descriptors_takes_no_program_for_missing() {
+    let (ground, _web) = ground(Policy::Cluster);
+    let load = Everywhere::start(&ground);
+    let agent = &ground.agents[0];
+    let says = |text: &str| match agent.log() {
+        Ok(log) if log.contains(text) => Ok(()),
+        other => Err(format!("{other:?}")),
+    };
+    agent.limit_files(NO_FILES).unwrap();
+    eventually(|| says("cannot compare all of the data plane with what it should be"));
+    agent.limit_files(USUAL_FILES).unwrap();
+    let began = ground.status(1).unwrap().verification.last_round;
+    eventually(|| {
+        let now = ground.status(1).map_err(|error| format!("{error:#}"))?;
+        match now.verification.last_round != began && now.verification.differences == 0 {
+            true => Ok(()),
+            false => Err(format!("{:?}", now.verification)),
         }
     });
     load.assert_nothing_noticed();

@@ -4,14 +4,17 @@ use std::{
     fs::{self, Permissions},
     io::ErrorKind,
     os::unix::fs::PermissionsExt as _,
-    process::Command,
     thread,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result, ensure};
 use fastrand::Rng;
-use lb_tests::{Cluster, Limit, Limited, PATIENCE, balanced};
+use lb_tests::{
+    Cluster, Limit, Limited, PATIENCE,
+    agent::{NO_FILES, USUAL_FILES},
+    balanced,
+};
 use nix::sys::signal::Signal;
 
 /// Bytes that an agent may have in addition, with [`Fault::NoMemory`]: soon it wants more.
@@ -85,7 +88,7 @@ impl Fault {
             Self::ConnectionsRefused => cluster.front.close(),
             Self::AgentsStopped => signal(cluster, Signal::SIGSTOP)?,
             Self::AgentsKilled | Self::OtherClocks => cluster.ground.kill_agents()?,
-            Self::NoFiles => limit_files(cluster, "3")?,
+            Self::NoFiles => limit_files(cluster, NO_FILES)?,
             Self::NoPins => remove_pins(cluster)?,
             Self::LittleCpu => return limit(cluster, Limit::Cpu(LITTLE_CPU)),
             Self::NoMemory => return limit(cluster, Limit::Memory(LITTLE_MEMORY)),
@@ -102,7 +105,7 @@ impl Fault {
             // Ready or not: that is what is measured.
             Self::AgentsKilled => cluster.ground.launch_agents(),
             Self::OtherClocks => launch_in_other_time(cluster),
-            Self::NoFiles => limit_files(cluster, "1024"),
+            Self::NoFiles => limit_files(cluster, USUAL_FILES),
             Self::NoMemory => {
                 // Who is being killed has not ended yet.
                 thread::sleep(Duration::from_millis(200));
@@ -155,15 +158,9 @@ fn limit(cluster: &Cluster, limit: Limit) -> Result<Vec<Limited>> {
     limits.collect()
 }
 
-fn limit_files(cluster: &Cluster, limit: &str) -> Result<()> {
-    for agent in &cluster.ground.agents {
-        let pid = format!("--pid={}", agent.pid());
-        let status = Command::new("prlimit")
-            .args([pid, format!("--nofile={limit}:")])
-            .status()?;
-        ensure!(status.success(), "prlimit ends with {status}");
-    }
-    Ok(())
+fn limit_files(cluster: &Cluster, limit: u32) -> Result<()> {
+    let mut agents = cluster.ground.agents.iter();
+    agents.try_for_each(|agent| agent.limit_files(limit))
 }
 
 fn remove_pins(cluster: &Cluster) -> Result<()> {
