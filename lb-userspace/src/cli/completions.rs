@@ -1,9 +1,8 @@
 //! `node-lb completions`: words of the command line for a shell.
 
-use clap::CommandFactory as _;
 use clap_complete::{Shell, generate};
 
-use super::{Cli, NAME};
+use super::NAME;
 
 /// Print a script that completes this program's commands and options in a shell
 #[derive(Debug, clap::Args)]
@@ -18,7 +17,7 @@ impl Command {
     /// If the script cannot be printed.
     pub fn run(self) -> anyhow::Result<()> {
         let mut script = Vec::new();
-        generate(self.shell, &mut Cli::command(), NAME, &mut script);
+        generate(self.shell, &mut super::definition(), NAME, &mut script);
         super::print(&String::from_utf8(script)?)
     }
 }

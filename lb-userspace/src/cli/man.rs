@@ -3,9 +3,6 @@
 use std::{fs, path::PathBuf};
 
 use anyhow::Context as _;
-use clap::CommandFactory as _;
-
-use super::Cli;
 
 /// Write a manual page for this program and one for each of its commands
 #[derive(Debug, clap::Args)]
@@ -20,7 +17,7 @@ impl Command {
     pub fn run(self) -> anyhow::Result<()> {
         let Self { directory } = self;
         fs::create_dir_all(&directory)
-            .and_then(|()| clap_mangen::generate_to(Cli::command(), &directory))
+            .and_then(|()| clap_mangen::generate_to(super::definition(), &directory))
             .with_context(|| format!("cannot write manual pages to {}", directory.display()))
     }
 }

@@ -44,6 +44,11 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     }
 }
 
+/// The commands and their options.
+pub fn definition() -> clap::Command {
+    Cli::command()
+}
+
 /// The program's name.
 const NAME: &str = "node-lb";
 

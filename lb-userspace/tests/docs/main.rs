@@ -1,5 +1,6 @@
 //! What the pages of the documentation say about each other and about the chart.
 
+mod commands;
 mod pages;
 
 use std::{collections::BTreeSet, fs, path::PathBuf};
