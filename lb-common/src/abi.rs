@@ -88,7 +88,10 @@ pub struct FrontendKey<A> {
     pub port: u16,
     /// IP protocol number.
     pub protocol: u8,
-    pub pad: u8,
+    /// 1 if only the node's own sockets reach it: a node port at a loopback address. Packets to such
+    /// an address come from a neighbour who must not reach what listens there (CVE-2020-8558), so
+    /// for packets it is always 0.
+    pub sockets: u8,
 }
 
 /// Value of `FRONTENDS4` and `FRONTENDS6`.

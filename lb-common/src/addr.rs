@@ -37,6 +37,8 @@ pub trait Address: Plain + PartialEq + 'static {
     /// Whether packets from the address can come from another host: it is not unspecified,
     /// loopback, multicast or broadcast (RFC 1122, 3.2.1.3; RFC 4291, 2.5 and 2.7).
     fn is_source(self) -> bool;
+    /// Whether it is in `127.0.0.0/8`, or `::1`.
+    fn is_loopback(self) -> bool;
     /// Whether the first `prefix` bits equal those of `network`.
     fn within(self, network: Self, prefix: u32) -> bool;
 }
@@ -133,6 +135,11 @@ impl Address for Ip4 {
     }
 
     #[inline(always)]
+    fn is_loopback(self) -> bool {
+        self.octets[0] == 127
+    }
+
+    #[inline(always)]
     fn within(self, network: Self, prefix: u32) -> bool {
         let difference = u32::from_be(self.word() ^ network.word());
         same_prefix(difference, prefix)
@@ -202,6 +209,11 @@ impl Address for Ip6 {
     fn is_source(self) -> bool {
         let [a, b, c, d] = self.words().map(u32::from_be);
         a >> 24 != 0xff && (a | b | c != 0 || d > 1)
+    }
+
+    #[inline(always)]
+    fn is_loopback(self) -> bool {
+        self.words() == [0, 0, 0, 1_u32.to_be()]
     }
 
     #[inline(always)]

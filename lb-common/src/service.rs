@@ -114,13 +114,29 @@ pub fn is_left_to_another<A: Address, S: Services<A>>(
 /// the end.
 #[inline(never)]
 pub fn addressed<A: Address, S: Services<A>>(services: &S, tuple: &Tuple<A>) -> Addressed {
-    let key = FrontendKey {
+    Addressed::to(services.frontend(&key(tuple, false)))
+}
+
+/// [`decide`] for a socket of the node's own. It reaches node ports at loopback addresses, too.
+#[inline(always)]
+pub fn decide_for_socket<'a, A: Address, S: Services<A>>(
+    services: &'a S,
+    tuple: &Tuple<A>,
+) -> Option<Decision<'a>> {
+    let frontend = Addressed::to(services.frontend(&key(tuple, true)));
+    let is_some = frontend.is_some();
+    is_some.then(|| decide_for(services, tuple, 0, frontend))
+}
+
+/// The key of the frontend that a packet is addressed to, or that a socket of the node's own asks for.
+#[inline(always)]
+pub fn key<A: Address>(tuple: &Tuple<A>, is_socket: bool) -> FrontendKey<A> {
+    FrontendKey {
         address: tuple.destination,
         port: tuple.destination_port,
         protocol: tuple.protocol,
-        pad: 0,
-    };
-    Addressed::to(services.frontend(&key))
+        sockets: u8::from(is_socket && tuple.destination.is_loopback()),
+    }
 }
 
 /// Why a packet of no flow and to no frontend must not go on: [`Reason::UnknownPort`] if it is to a

@@ -44,7 +44,7 @@ pub fn destination<A: Address, S: Services<A>>(
     call: Call,
     cookie: impl FnOnce() -> u64,
 ) -> Outcome<A> {
-    let Some(decision) = service::decide(services, tuple, 0) else {
+    let Some(decision) = service::decide_for_socket(services, tuple) else {
         // Datagrams are refused where they leave: a UDP socket may be connected for no other purpose
         // than to learn which source address a packet there would have (RFC 6724).
         let is_refused = tuple.protocol == TCP

@@ -40,11 +40,14 @@ pub fn outgoing<D: SocketAddress, const TRACES: bool>(ctx: *mut bpf_sock_addr, c
     let everywhere = Services::<Ip4>::config(&kernel).flags & config_flag::SOCKETS_OF_PODS != 0;
     // SAFETY: the program's own context.
     let netns = unsafe { bpf_get_netns_cookie(ctx.cast()) };
-    if !everywhere && netns != Services::<Ip4>::config(&kernel).netns_cookie {
+    let is_own = netns == Services::<Ip4>::config(&kernel).netns_cookie;
+    if !everywhere && !is_own {
         return ALLOW;
     }
     match D::read(ctx) {
+        Target::V4(address) if is_left_alone(ctx, address, is_own) => ALLOW,
         Target::V4(address) => redirect::<Ip4, D, TRACES>(&kernel, ctx, address, protocol, call),
+        Target::V6(address) if is_left_alone(ctx, address, is_own) => ALLOW,
         Target::V6(address) => redirect::<Ip6, D, TRACES>(&kernel, ctx, address, protocol, call),
     }
 }
@@ -245,6 +248,28 @@ fn cookie(ctx: *mut bpf_sock_addr) -> u64 {
 fn protocol(ctx: *mut bpf_sock_addr) -> u8 {
     // SAFETY: the program's own context.
     unsafe { (*ctx).protocol as u8 }
+}
+
+/// Whether a socket talks to itself alone: a pod's has a loopback device of its own, and one that has a
+/// loopback address already would take it elsewhere.
+#[inline(always)]
+fn is_left_alone<A: Address>(ctx: *mut bpf_sock_addr, address: A, is_own: bool) -> bool {
+    address.is_loopback() && !(is_own && !is_bound(ctx))
+}
+
+/// Whether a socket has an address already.
+#[inline(always)]
+fn is_bound(ctx: *mut bpf_sock_addr) -> bool {
+    // SAFETY: the program's own context, which has a socket. Volatile: the kernel gives whole words only.
+    unsafe {
+        let socket = (*ctx).__bindgen_anon_1.sk;
+        let ip6 = (&raw const (*socket).src_ip6).cast::<u32>();
+        (&raw const (*socket).src_ip4).read_volatile() != 0
+            || ip6.read_volatile() != 0
+            || ip6.add(1).read_volatile() != 0
+            || ip6.add(2).read_volatile() != 0
+            || ip6.add(3).read_volatile() != 0
+    }
 }
 
 /// Whether this is a connection by which the agent reaches the API server: no Service may lead that

@@ -1,9 +1,9 @@
 //! What is noted of a packet for programs that trace; nothing at all in others.
 
 use crate::{
-    abi::FrontendKey,
     addr::Address,
     flow::{Record, slots::Slots},
+    service,
     tables::{Services, Tables},
     trace::{Connection, Headers, Known, Trail},
     verdict::Hook,
@@ -46,12 +46,7 @@ pub(super) fn flow<A: Address, T: Tables<A>>(
 #[inline(always)]
 pub fn connection<A: Address, T: Slots<A> + Services<A>>(tables: &T, trail: &mut Trail<A>) {
     if trail.hook == Hook::Socket as u32 {
-        let key = FrontendKey {
-            address: trail.tuple.destination,
-            port: trail.tuple.destination_port,
-            protocol: trail.tuple.protocol,
-            pad: 0,
-        };
+        let key = service::key(&trail.tuple, true);
         trail.service = tables.frontend(&key).map_or(0, |frontend| frontend.service);
         return;
     }

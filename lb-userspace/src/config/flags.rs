@@ -65,7 +65,8 @@ pub struct Flags {
     pub node_addresses: Vec<IpAddr>,
 
     /// Addresses that accept node ports: `primary` (the node IP) or networks. If the list has no
-    /// network of a family, all addresses of that family accept them
+    /// network of a family, all addresses of that family accept them, but for link-local and loopback
+    /// ones, which only networks of their kind name
     #[arg(
         long,
         value_name = "primary|CIDR,..",

@@ -331,6 +331,7 @@ fn node_name(given: Option<&str>) -> anyhow::Result<String> {
 fn plan_options(flags: &Flags) -> anyhow::Result<PlanOptions> {
     let mut options = PlanOptions {
         node_port_addresses: node_port_addresses(&flags.nodeport_addresses)?,
+        sockets: flags.socket_lb != SocketLb::Off,
         essential: flags.essential_services.clone(),
         external_ip_networks: flags.external_ip_cidrs.clone(),
         ..PlanOptions::default()

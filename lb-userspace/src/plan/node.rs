@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeSet,
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
 };
 
 use ipnet::IpNet;
@@ -13,6 +13,12 @@ use super::Rank;
 /// The node label that names the node's zone.
 const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
 
+/// The loopback addresses that every node has.
+const LOCALHOST: [IpAddr; 2] = [
+    IpAddr::V4(Ipv4Addr::LOCALHOST),
+    IpAddr::V6(Ipv6Addr::LOCALHOST),
+];
+
 /// The port of DNS, where a cluster's DNS Service is asked.
 const DNS_PORT: u16 = 53;
 
@@ -20,6 +26,9 @@ const DNS_PORT: u16 = 53;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlanOptions {
     pub node_port_addresses: NodePortAddresses,
+    /// Whether the node's own sockets are translated (`--socket-lb`): only they reach node ports at
+    /// loopback addresses.
+    pub sockets: bool,
     /// Gate `AllowServiceExternalIPs`: without it no externalIP becomes a frontend. A port that has
     /// one still counts as externally accessible.
     pub allow_external_ips: bool,
@@ -37,6 +46,7 @@ impl Default for PlanOptions {
     fn default() -> Self {
         Self {
             node_port_addresses: NodePortAddresses::Primary,
+            sockets: true,
             allow_external_ips: true,
             external_ip_networks: Vec::new(),
             honour_node_hints: true,
@@ -53,7 +63,9 @@ pub enum NodePortAddresses {
     Primary,
     /// The local addresses inside these networks. A family with no network in the list accepts
     /// on all its local addresses, so the empty list accepts everywhere. IPv6 link-local addresses
-    /// accept only where a network names them: every pod's device has one.
+    /// accept only where a network below `fe80::/10` names them: every pod's device has one. So do
+    /// `127.0.0.1` and `::1`, for the node's own sockets, with a network below `127.0.0.0/8`, or
+    /// with `::1/128`: kube-proxy's iptables mode accepts at those of IPv4, the others never do.
     Networks(Vec<IpNet>),
 }
 
@@ -85,11 +97,7 @@ impl LocalNode {
                 .get(ZONE_LABEL)
                 .filter(|zone| !zone.is_empty())
                 .cloned(),
-            node_port_addresses: accepted_addresses(
-                &options.node_port_addresses,
-                &ips,
-                local_addresses,
-            ),
+            node_port_addresses: accepted_addresses(options, &ips, local_addresses),
             ips,
             // Every pod's device has a link-local one.
             held: local_addresses
@@ -117,8 +125,7 @@ impl LocalNode {
         first_of(family, &self.ips)
     }
 
-    /// The addresses on which this node accepts node ports, sorted. Loopback addresses are never
-    /// among them.
+    /// The addresses on which this node accepts node ports, sorted.
     pub fn node_port_addresses(&self) -> &[IpAddr] {
         &self.node_port_addresses
     }
@@ -210,8 +217,8 @@ fn first_of(family: IpFamily, addresses: &[IpAddr]) -> Option<IpAddr> {
     addresses.find(|address| IpFamily::of(*address) == family)
 }
 
-fn accepted_addresses(wanted: &NodePortAddresses, ips: &[IpAddr], local: &[IpAddr]) -> Vec<IpAddr> {
-    let networks = match wanted {
+fn accepted_addresses(options: &PlanOptions, ips: &[IpAddr], local: &[IpAddr]) -> Vec<IpAddr> {
+    let networks = match &options.node_port_addresses {
         // Nobody has said yet which addresses are the node's.
         NodePortAddresses::Primary if ips.is_empty() => return Vec::new(),
         NodePortAddresses::Primary => ips
@@ -221,25 +228,45 @@ fn accepted_addresses(wanted: &NodePortAddresses, ips: &[IpAddr], local: &[IpAdd
             .collect(),
         NodePortAddresses::Networks(networks) => networks.clone(),
     };
+    let localhost = if options.sockets { &LOCALHOST[..] } else { &[] };
     let mut accepted: Vec<_> = local
         .iter()
         .copied()
         .filter(|address| !address.is_loopback())
+        .chain(localhost.iter().copied())
         .filter(|address| {
             let family = IpFamily::of(*address);
             let mut of_family = networks
                 .iter()
                 .filter(|net| IpFamily::of_net(**net) == family)
                 .peekable();
-            let open = of_family.peek().is_none() && !is_link_local(*address);
+            let kind = Special::of(*address);
+            let open = of_family.peek().is_none() && kind.is_none();
             open || of_family.any(|net| {
-                net.contains(address) && (!is_link_local(*address) || is_link_local(net.network()))
+                net.contains(address) && (kind.is_none() || kind == Special::of(net.network()))
             })
         })
         .collect();
     accepted.sort_unstable();
     accepted.dedup();
     accepted
+}
+
+/// What makes an address one that only a network of its kind names.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Special {
+    LinkLocal,
+    Loopback,
+}
+
+impl Special {
+    fn of(address: IpAddr) -> Option<Self> {
+        match address {
+            _ if is_link_local(address) => Some(Self::LinkLocal),
+            _ if address.is_loopback() => Some(Self::Loopback),
+            _ => None,
+        }
+    }
 }
 
 /// Of IPv6: IPv4 addresses of that kind may well be meant.
@@ -292,11 +319,32 @@ mod tests {
     }
 
     #[test]
-    fn loopback_never_accepts() {
-        for wanted in [networks(&[]), networks(&["127.0.0.0/8", "::1/128"])] {
-            let node = local_node(&wanted, &["127.0.0.1", "::1"]);
-            assert!(node.node_port_addresses().is_empty());
+    fn loopback_accepts_only_where_it_is_named() {
+        let addresses = ["127.0.0.53", "192.0.2.1", "2001:db8::1"];
+        let accepted = |wanted: &[&str]| {
+            let node = local_node(&networks(wanted), &addresses);
+            node.node_port_addresses().to_vec()
+        };
+        let others = [ip("192.0.2.1"), ip("2001:db8::1")];
+        for everywhere in [&[][..], &["0.0.0.0/0", "::/0"]] {
+            assert_eq!(accepted(everywhere), others);
         }
+        assert_eq!(
+            accepted(&["127.0.0.0/8", "::1/128"]),
+            [ip("127.0.0.1"), ip("::1")]
+        );
+        assert_eq!(
+            accepted(&["0.0.0.0/0", "127.0.0.1/32"]),
+            [ip("127.0.0.1"), ip("192.0.2.1"), ip("2001:db8::1")]
+        );
+        let local: Vec<_> = addresses.into_iter().map(ip).collect();
+        let options = PlanOptions {
+            node_port_addresses: networks(&["127.0.0.0/8", "::1/128"]),
+            sockets: false,
+            ..PlanOptions::default()
+        };
+        let node = LocalNode::new(&node(&["192.0.2.1"]), &local, &options);
+        assert!(node.node_port_addresses().is_empty());
     }
 
     #[test]

@@ -20,7 +20,7 @@ use node_lb::{
     config::PortRange,
     map_writer::{NodeFacts, Settings},
     memory::ProgrammedTables,
-    plan::{FrontendKind, LocalDetector, LocalNode, Plan, PlanOptions, plan},
+    plan::{FrontendKind, LocalDetector, LocalNode, NodePortAddresses, Plan, PlanOptions, plan},
 };
 use proptest::{collection::vec, prelude::*, sample::select};
 
@@ -52,6 +52,8 @@ pub struct Scene {
     pub internal: TrafficPolicy,
     pub external: TrafficPolicy,
     pub endpoints: Vec<Place>,
+    /// Whether the node's own sockets reach the node port at loopback addresses.
+    pub localhost: bool,
     /// The endpoint that is gone; the others keep their places.
     pub absent: Option<usize>,
     pub affinity: Option<Duration>,
@@ -109,6 +111,7 @@ impl Scene {
             internal: TrafficPolicy::Cluster,
             external: TrafficPolicy::Cluster,
             endpoints: vec![Place::Remote],
+            localhost: false,
             absent: None,
             affinity: None,
             source_ranges: Vec::new(),
@@ -304,7 +307,12 @@ impl Scene {
             addresses: node_addresses(),
             ..Node::default()
         };
+        let mut networks: Vec<IpNet> = node.addresses.iter().copied().map(Into::into).collect();
+        if self.localhost {
+            networks.extend(["127.0.0.0/8", "::1/128"].map(|net| net.parse::<IpNet>().unwrap()));
+        }
         let options = PlanOptions {
+            node_port_addresses: NodePortAddresses::Networks(networks),
             essential: self
                 .limits
                 .essential

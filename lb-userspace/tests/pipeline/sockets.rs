@@ -3,21 +3,25 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    net::SocketAddr,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     time::Duration,
 };
 
 use lb_common::{
     addr::{Address, Ip4, Ip6},
-    parse::{TCP, Tuple, UDP},
+    parse::{TCP, Tuple, UDP, tcp_flag},
     socket::{self, Call, Outcome},
     tables::Services,
+    verdict::Reason,
 };
 use lb_datapath::memory::Hook;
 use lb_objects::{Algorithm, IpFamily};
 use node_lb::memory::ProgrammedTables;
 
-use crate::scene::{Place, Scene};
+use crate::{
+    hooks::ingress,
+    scene::{Place, Scene},
+};
 
 /// As long as the kernel's connection tracking keeps an answered UDP flow.
 const SILENCE: u32 = 120;
@@ -123,6 +127,39 @@ fn under_session_affinity_a_node_is_one_client() {
     }
 }
 
+/// Packets to such an address come from a neighbour (CVE-2020-8558).
+#[test]
+fn only_sockets_reach_a_node_port_at_localhost() {
+    for scene in Scene::each() {
+        let localhost: IpAddr = match scene.family {
+            IpFamily::V4 => Ipv4Addr::LOCALHOST.into(),
+            IpFamily::V6 => Ipv6Addr::LOCALHOST.into(),
+        };
+        let target = SocketAddr::new(localhost, 30_080);
+        for localhost in [false, true] {
+            let scene = Scene {
+                localhost,
+                ..scene.clone()
+            };
+            let tables = scene.tables();
+            let frame = scene.frame(scene.client(1), target, tcp_flag::SYN, b"");
+            assert_eq!(ingress(&tables, &frame).reason, Reason::NotService);
+            for call in [Call::Connect, Call::SendMsg] {
+                let outcome = ask_for(&scene, &tables, target, call, 1);
+                let wanted = match localhost {
+                    true => Ok((scene.endpoint(0), false)),
+                    false => Err(Reason::NotService),
+                };
+                assert_eq!(outcome, wanted, "{scene:?}");
+            }
+            // Another port there is somebody else's.
+            let other = SocketAddr::new(target.ip(), 80);
+            let outcome = ask_for(&scene, &tables, other, Call::Connect, 1);
+            assert_eq!(outcome, Err(Reason::NotService), "{scene:?}");
+        }
+    }
+}
+
 /// Four endpoints of a Service over UDP, in both families and with each algorithm.
 fn scenes() -> impl Iterator<Item = Scene> {
     [IpFamily::V4, IpFamily::V6].into_iter().flat_map(|family| {
@@ -145,22 +182,33 @@ fn datagram(scene: &Scene, tables: &ProgrammedTables, cookie: u64) -> (SocketAdd
 }
 
 fn ask(scene: &Scene, tables: &ProgrammedTables, call: Call, cookie: u64) -> (SocketAddr, bool) {
+    let outcome = ask_for(scene, tables, scene.target(), call, cookie);
+    outcome.unwrap_or_else(|reason| panic!("{reason:?}"))
+}
+
+fn ask_for(
+    scene: &Scene,
+    tables: &ProgrammedTables,
+    target: SocketAddr,
+    call: Call,
+    cookie: u64,
+) -> Result<(SocketAddr, bool), Reason> {
     match scene.family {
-        IpFamily::V4 => ask_by::<Ip4>(scene, tables, call, cookie),
-        IpFamily::V6 => ask_by::<Ip6>(scene, tables, call, cookie),
+        IpFamily::V4 => ask_by::<Ip4>(scene, tables, target, call, cookie),
+        IpFamily::V6 => ask_by::<Ip6>(scene, tables, target, call, cookie),
     }
 }
 
 fn ask_by<A: Address + Default>(
     scene: &Scene,
     tables: &ProgrammedTables,
+    target: SocketAddr,
     call: Call,
     cookie: u64,
-) -> (SocketAddr, bool)
+) -> Result<(SocketAddr, bool), Reason>
 where
     for<'a> Hook<'a, true>: Services<A>,
 {
-    let target = scene.target();
     let tuple = Tuple {
         source: A::from_mapped(scene.node().into()),
         destination: A::from_mapped(target.ip().into()),
@@ -174,7 +222,7 @@ where
             port,
             is_known,
             ..
-        } => (SocketAddr::new(address.to_mapped().into(), port), is_known),
-        Outcome::Keep(reason) | Outcome::Refuse(reason) => panic!("{reason:?}"),
+        } => Ok((SocketAddr::new(address.to_mapped().into(), port), is_known)),
+        Outcome::Keep(reason) | Outcome::Refuse(reason) => Err(reason),
     }
 }

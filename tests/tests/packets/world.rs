@@ -772,6 +772,6 @@ fn key<A>(address: A, port: u16, protocol: u8) -> FrontendKey<A> {
         address,
         port,
         protocol,
-        pad: 0,
+        sockets: 0,
     }
 }

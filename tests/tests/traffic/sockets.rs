@@ -1,6 +1,10 @@
 //! The node's own processes, servers on nodes, and connections that look the same.
 
-use std::{collections::BTreeSet, net::SocketAddr, time::Duration};
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    time::Duration,
+};
 
 use anyhow::Result;
 use lb_tests::{
@@ -199,6 +203,51 @@ fn an_unconnected_socket_of_the_node_stays_with_its_endpoint() -> Result<()> {
                 servers.extend(report.servers.into_keys());
             }
             assert!(servers.len() > 1, "{frontend:?} {family:?}: {servers:?}");
+        }
+    }
+    Ok(())
+}
+
+/// Only the node's own processes have that loopback device, and those of them that are bound there talk to
+/// each other.
+#[test]
+fn node_ports_are_served_at_localhost_where_it_is_named() -> Result<()> {
+    const NAMED: &str = "--nodeport-addresses=0.0.0.0/0,::/0,127.0.0.0/8,::1/128";
+    for sockets in ["--socket-lb=host", "--socket-lb=all"] {
+        let ground = Ground::with(Topology::default(), &[NAMED, sockets])?;
+        let lab = ground.lab();
+        for (vips, pod) in [(Vips(1), "pod-1-1"), (Vips(2), "pod-2-1")] {
+            ground.publish(vips, |service| service, [Endpoint::ready(lab.pod(pod))])?;
+        }
+        ground.settle()?;
+        for family in Family::BOTH {
+            let localhost = match family {
+                Family::V4 => IpAddr::from(Ipv4Addr::LOCALHOST),
+                Family::V6 => IpAddr::from(Ipv6Addr::LOCALHOST),
+            };
+            let port = Vips(1).node_port();
+            let own = Serve::new("on the node").address(localhost);
+            let _own = own.tcp(port).udp(port).start(lab.node(1))?;
+            for protocol in PROTOCOLS {
+                let case = format!("{sockets} {family:?} {protocol:?}");
+                let ask = |client: &Host, request: Request| {
+                    let reply = request.send(client);
+                    let reply = reply.map(|reply| (reply.server, reply.from));
+                    reply.map_err(|failure| failure.kind)
+                };
+                for (vips, pod) in [(Vips(1), "pod-1-1"), (Vips(2), "pod-2-1")] {
+                    let target = SocketAddr::new(localhost, vips.node_port());
+                    let reply = ask(lab.node(1), Request::new(protocol, target));
+                    assert_eq!(reply, Ok((pod.to_owned(), target)), "{case}");
+                }
+                let target = SocketAddr::new(localhost, port);
+                let bound = Request::new(protocol, target).from_ip(localhost);
+                let reply = ask(lab.node(1), bound);
+                assert_eq!(reply, Ok(("on the node".to_owned(), target)), "{case}");
+                // A pod's localhost is its own.
+                let in_vain = Request::new(protocol, target).in_vain();
+                assert!(ask(lab.pod("pod-1-2"), in_vain).is_err(), "{case}");
+            }
         }
     }
     Ok(())

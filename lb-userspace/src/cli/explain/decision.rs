@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use ipnet::IpNet;
 use lb_common::{
-    abi::{self, FrontendKey, FrontendKind, RejectAnswer, config_flag, plan_flag},
+    abi::{self, FrontendKind, RejectAnswer, config_flag, plan_flag},
     addr::{Address, Ip4, Ip6},
     flow::{
         party::PartyRule,
@@ -114,9 +114,12 @@ impl<'a> Decision<'a> {
     ) -> Self {
         let hook = tables.tc();
         let tuple = tuple::<A>(&packet);
+        let origin = service::origin(&hook, &tuple, packet.ifindex);
+        // What else is asked for there never becomes a packet on a device.
+        let is_socket = packet.destination.ip().is_loopback() && origin == Origin::Node;
         let mut decision = Self {
             packet,
-            origin: service::origin(&hook, &tuple, packet.ifindex),
+            origin,
             verdict: Verdict::Pass,
             reason: Reason::OtherProtocol,
             frontend: None,
@@ -139,8 +142,12 @@ impl<'a> Decision<'a> {
             return decision;
         }
 
-        decision.frontend = frontend(tables, &tuple, packet.ifindex);
-        (decision.verdict, decision.reason) = match service::decide(&hook, &tuple, packet.ifindex) {
+        decision.frontend = frontend(tables, &tuple, packet.ifindex, is_socket);
+        let decided = match is_socket {
+            true => service::decide_for_socket(&hook, &tuple),
+            false => service::decide(&hook, &tuple, packet.ifindex),
+        };
+        (decision.verdict, decision.reason) = match decided {
             None => match service::unknown(&hook, &tuple, tcp_flag::SYN) {
                 Some(unknown) if tuple.source.is_source() => {
                     decision.note_unknown(tables, unknown);
@@ -149,12 +156,22 @@ impl<'a> Decision<'a> {
                 Some(_) => (Verdict::Pass, Reason::MartianSource),
                 None => (Verdict::Pass, Reason::NotService),
             },
-            Some(_) if !tuple.source.is_source() => (Verdict::Pass, Reason::MartianSource),
+            Some(_) if !is_socket && !tuple.source.is_source() => {
+                (Verdict::Pass, Reason::MartianSource)
+            }
             _ if service::is_left_to_another(&hook, &tuple, tcp_flag::SYN) => {
                 (Verdict::Pass, Reason::NotService)
             }
             Some(service::Decision::Reject(_, reason)) => (Verdict::Reject, reason),
             Some(service::Decision::Drop(_, reason)) => (Verdict::Drop, reason),
+            // Its endpoint is its destination before it has a source, and no limit counts it.
+            Some(service::Decision::Forward(route)) if is_socket => {
+                decision.candidates = candidates(&hook, &route, &tuple);
+                for candidate in &mut decision.candidates {
+                    candidate.source_nat = false;
+                }
+                (Verdict::Forward, Reason::SocketTranslated)
+            }
             Some(service::Decision::Forward(route)) => {
                 (decision.schema, decision.tenant) = schema(tables, &tuple, packet.ifindex);
                 let schema = decision.schema.as_ref();
@@ -254,14 +271,10 @@ fn frontend<'a, A: Family>(
     tables: &'a ProgrammedTables,
     tuple: &Tuple<A>,
     ifindex: u32,
+    is_socket: bool,
 ) -> Option<Frontend<'a>> {
     let hook = tables.tc();
-    let found = hook.frontend(&FrontendKey {
-        address: tuple.destination,
-        port: tuple.destination_port,
-        protocol: tuple.protocol,
-        pad: 0,
-    })?;
+    let found = hook.frontend(&service::key(tuple, is_socket))?;
     let plan = tables.plan(found.service)?;
     let kind = FrontendKind::from_u8(found.kind);
     Some(Frontend {

@@ -9,7 +9,7 @@ use std::{
 
 use lb_common::{
     abi::{self, FrontendKey},
-    addr::{Ip4, Ip6},
+    addr::{self, Ip4, Ip6},
     parse,
 };
 use lb_datapath::maps::{Entries, Incomplete, Maps, WriteError};
@@ -655,11 +655,11 @@ fn address6(key: &FrontendKey<Ip6>) -> Address {
     ((ip, key.port).into(), key.protocol)
 }
 
-fn frontend_key<A>(address: A, port: u16, protocol: u8) -> FrontendKey<A> {
+fn frontend_key<A: addr::Address>(address: A, port: u16, protocol: u8) -> FrontendKey<A> {
     FrontendKey {
         address,
         port,
         protocol,
-        pad: 0,
+        sockets: u8::from(address.is_loopback()),
     }
 }

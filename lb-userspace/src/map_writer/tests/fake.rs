@@ -556,7 +556,7 @@ impl<A: Family> Entries<FrontendKey<A>, Frontend> for Kernel {
                     address: A::of(address.ip())?,
                     port: address.port(),
                     protocol: *protocol,
-                    pad: 0,
+                    sockets: u8::from(address.ip().is_loopback()),
                 };
                 Some((key, *value))
             })

@@ -360,6 +360,29 @@ fn what_cannot_work_fails_with_a_reason() {
     }
 }
 
+/// Only from the node itself, where networks of that kind are named, and while sockets are translated.
+#[test]
+fn a_node_port_at_localhost_is_for_the_node() {
+    let manifests = Files::numbered(&[NODE, WEB]);
+    let named = "--nodeport-addresses=127.0.0.0/8";
+    let ask = |from, arguments: &[&str]| {
+        let asked = ["--from", from, "--to", "127.0.0.1:30080"];
+        let arguments = [&EXPLAIN[..], &asked, arguments].concat();
+        let (json, _) = manifests.json(&arguments);
+        (
+            json["verdict"].clone(),
+            json["reason"].clone(),
+            json["endpoints"].clone(),
+        )
+    };
+    let served = (json!("forward"), json!("socket-translated"), json!(BOTH));
+    let passed = (json!("pass"), json!("not-service"), json!([]));
+    assert_eq!(ask("192.168.0.2", &[named]), served);
+    assert_eq!(ask("203.0.113.9", &[named]), passed);
+    assert_eq!(ask("192.168.0.2", &[]), passed);
+    assert_eq!(ask("192.168.0.2", &[named, "--socket-lb=off"]), passed);
+}
+
 fn web(frontend: &str, policy: &str, endpoints: &[&str], source_nat: bool) -> Value {
     forwarded("shop/web:http", frontend, policy, endpoints, source_nat)
 }

@@ -432,7 +432,7 @@ where
         address: address_of(address),
         port,
         protocol,
-        pad: 0,
+        sockets: 0,
     };
     let frontend = Frontend {
         service,
