@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 use lb_tests::{
-    Held, Host, Lab, PodNetwork, Service, Topology,
+    Balanced, Held, Host, PATIENCE, PodNetwork, Service, Topology,
     traffic::{Protocol, allow_many_files},
 };
 
@@ -165,11 +165,12 @@ fn holds(topology: Topology, xdp: &str) -> Result<()> {
     ground.settle()?;
 
     let lab = ground.lab();
+    let balanced = ground.balanced();
     let hosts = &Client::ALL.map(|client| (client, client.host(lab)));
     let problems: Vec<String> = thread::scope(|scope| {
         let work: Vec<_> = tenants
             .iter()
-            .map(|tenant| scope.spawn(|| problems_of(lab, tenant, hosts)))
+            .map(|tenant| scope.spawn(|| problems_of(balanced, tenant, hosts)))
             .collect();
         let found = work.into_iter().map(|work| work.join().expect("no panic"));
         found.flatten().collect()
@@ -187,12 +188,12 @@ fn holds(topology: Topology, xdp: &str) -> Result<()> {
 }
 
 /// What is wrong about a tenant's cases, one after the other.
-fn problems_of(lab: &Lab, tenant: &Tenant, hosts: &[(Client, Host)]) -> Vec<String> {
+fn problems_of(balanced: &Balanced, tenant: &Tenant, hosts: &[(Client, Host)]) -> Vec<String> {
     let mut problems = Vec::new();
     for case in tenant.cases() {
         let host = hosts.iter().find(|(client, _)| *client == case.client);
         let (_, host) = host.expect("all are there");
-        if let Err(error) = waits(lab, tenant, case, host) {
+        if let Err(error) = waits(balanced, tenant, case, host) {
             problems.push(format!("{:?}, {case:?}: {error:#}", tenant.selection));
         }
     }
@@ -200,7 +201,8 @@ fn problems_of(lab: &Lab, tenant: &Tenant, hosts: &[(Client, Host)]) -> Vec<Stri
 }
 
 /// Takes all seats of a level, has one more client wait, and gives it a seat.
-fn waits(lab: &Lab, tenant: &Tenant, case: Case, host: &Host) -> Result<()> {
+fn waits(balanced: &Balanced, tenant: &Tenant, case: Case, host: &Host) -> Result<()> {
+    let lab = &balanced.lab;
     let node = lab.node(case.client.node().into());
     let target = tenant.vips.at(case.frontend, case.family, node);
     let mut held = Vec::new();
@@ -215,7 +217,7 @@ fn waits(lab: &Lab, tenant: &Tenant, case: Case, host: &Host) -> Result<()> {
             let began = Instant::now();
             Held::open(host, target).map(|held| (held, began.elapsed()))
         });
-        thread::sleep(WAIT / 2);
+        until_one_waits(balanced, tenant, case.client.node())?;
         let refused = match Held::open(host, target) {
             Ok(_) => "let in".to_owned(),
             Err(error) => format!("{error:#}"),
@@ -241,6 +243,20 @@ fn waits(lab: &Lab, tenant: &Tenant, case: Case, host: &Host) -> Result<()> {
         held.ask().context("it keeps its seat")?;
     }
     Ok(())
+}
+
+/// Its place in the queue is the only one. On a busy machine its thread begins late.
+fn until_one_waits(balanced: &Balanced, tenant: &Tenant, node: u8) -> Result<()> {
+    let since = Instant::now();
+    loop {
+        let status = balanced.status(node.into())?;
+        let level = status.priority_level(&tenant.vips.name());
+        match level.context("no level")?.waiting {
+            1 => return Ok(()),
+            waiting => ensure!(since.elapsed() < PATIENCE, "{waiting} wait"),
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
 }
 
 /// Asserts that the agents have counted a tenant's cases.

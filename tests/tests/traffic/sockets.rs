@@ -185,7 +185,7 @@ fn an_unconnected_socket_of_the_node_stays_with_its_endpoint() -> Result<()> {
     let ground = Ground::new()?;
     let lab = ground.lab();
     let vips = Vips(1);
-    let pods = lab.pods().iter().map(|pod| Endpoint::ready(pod));
+    let pods = lab.pods().iter().map(Endpoint::ready);
     ground.publish(vips, |service| service, pods)?;
     ground.settle()?;
     for frontend in Frontend::ALL {
