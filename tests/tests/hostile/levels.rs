@@ -253,10 +253,11 @@ fn spoofed_syns_leave_a_level_to_its_clients(xdp: &str) -> Result<()> {
                 && level.in_use as usize <= OF_LEVEL,
             told,
         );
-        // Whoever completes the handshake counts.
+        // Whoever completes the handshake counts. An endpoint keeps some spoofed handshakes that the node
+        // has forgotten: a client whose port of source NAT is that of one is not answered at once.
         let (more, refused) = tenants.open(family, OF_LEVEL + 50);
         findings.note(
-            (held.len(), more.len(), refused) == (3, OF_LEVEL - 3, 53),
+            (held.len(), more.len()) == (3, OF_LEVEL - 3) && (50..=53).contains(&refused),
             format!(
                 "{} held, {} let in, {refused} reset",
                 held.len(),
