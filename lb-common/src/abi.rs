@@ -55,6 +55,7 @@ layout! {
     MaglevRows = 8,
     SourceRangeKey = 20,
     AffinityKey = 24,
+    SocketAffinityKey = 16,
     Affinity = 8,
     FragmentKey = 40,
     LocalAddress = 4,
@@ -348,18 +349,28 @@ pub struct SourceRangeKey {
     pub address: Ip6,
 }
 
-/// Key of `AFFINITY`: a client of a service port, or an unconnected socket of the node's own.
+/// Key of `AFFINITY`: a client of a service port.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct AffinityKey {
     pub service: u32,
-    /// Which set the endpoint was picked from: 0 Cluster, 1 Local; 2 more for a socket.
+    /// Which set the endpoint was picked from: 0 Cluster, 1 Local.
     pub set: u32,
-    /// An address; of a socket, its cookie in the first eight bytes.
     pub client: Ip6,
 }
 
-/// Value of `AFFINITY`.
+/// Key of `SOCKET_AFFINITY`: an unconnected socket of the node's own, and a service port.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SocketAffinityKey {
+    /// Socket cookie.
+    pub cookie: u64,
+    pub service: u32,
+    /// As in [`AffinityKey`].
+    pub set: u32,
+}
+
+/// Value of `AFFINITY` and `SOCKET_AFFINITY`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Affinity {

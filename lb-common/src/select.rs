@@ -1,8 +1,8 @@
 //! Which endpoints may serve a connection, and which of them does.
 
 use crate::{
-    abi::{Affinity, AffinityKey, CLASSES, Plan, plan_flag},
-    addr::{Address, Ip6},
+    abi::{Affinity, AffinityKey, CLASSES, Plan, SocketAffinityKey, plan_flag},
+    addr::Address,
     flow::{load, slots::Slots},
     parse::Tuple,
     tables::Services,
@@ -11,9 +11,6 @@ use crate::{
 /// Seconds for which an unconnected socket may be silent before its next datagram draws an endpoint
 /// anew: as long as the kernel's connection tracking keeps a UDP flow that was answered.
 const SILENT_SOCKET: u32 = 120;
-
-/// The bit of [`AffinityKey::set`] that tells sockets from clients.
-const OF_SOCKET: u32 = 2;
 
 /// A set of endpoints as the kernel sees it: a contiguous part of `ENDPOINTS`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -155,17 +152,10 @@ pub fn pick<A: Address, S: Services<A>>(
     u32::try_from(services.sticky_index(plan, policy, tuple)).ok()
 }
 
-/// The endpoint of a datagram from an unconnected socket.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct OfSocket {
-    pub index: u32,
-    /// Whether earlier datagrams went there as well.
-    pub is_known: bool,
-}
-
-/// Picks an endpoint for a datagram of an unconnected socket, which sees no flow record: that of the
-/// socket's earlier ones to the Service, as long as it serves and the socket is not silent. Under
-/// session affinity, whatever a client asks by goes to one endpoint anyway.
+/// Picks an endpoint for a datagram of an unconnected socket, which sees no flow record, by its index:
+/// that of the socket's earlier ones to the Service, as long as it serves and the socket is not silent.
+/// Says whether it is that one. Not for session affinity, under which whatever a client asks by goes to
+/// one endpoint anyway.
 ///
 /// A rule of kube-proxy's, where connection tracking remembers the endpoint by the socket's port.
 #[inline(always)]
@@ -175,36 +165,28 @@ pub fn pick_for_socket<A: Address, S: Services<A>>(
     policy: Policy,
     tuple: &Tuple<A>,
     cookie: u64,
-) -> Option<OfSocket> {
-    let number = services.random();
-    if plan.affinity_seconds != 0 {
-        let index = pick(services, plan, policy, tuple, number)?;
-        return Some(OfSocket {
-            index,
-            is_known: false,
-        });
-    }
+) -> Option<(u32, bool)> {
     let now = services.jiffies();
-    let mut key = AffinityKey {
+    let key = SocketAffinityKey {
+        cookie,
         service: plan.service,
-        set: policy as u32 | OF_SOCKET,
-        client: Ip6::default(),
+        set: policy as u32,
     };
-    key.client.octets[..8].copy_from_slice(&cookie.to_ne_bytes());
-    let known = remembered(services, plan.all(), &key, SILENT_SOCKET, now);
+    let known = services.socket_affinity(&key);
+    let known = remembered(services, plan.all(), known, SILENT_SOCKET, now);
     let index = match known {
         Some((index, _)) => index,
-        None => fresh(services, plan, policy, plan.set(policy), tuple, number)?,
+        None => {
+            let number = services.random();
+            fresh(services, plan, policy, plan.set(policy), tuple, number)?
+        }
     };
     // Not with every datagram.
     let is_recent = known.is_some_and(|(_, age)| age < services.config().hz);
     if !is_recent {
-        note(services, &key, index, now)?;
+        services.remember_socket_affinity(&key, &affinity_to(services, index, now)?);
     }
-    Some(OfSocket {
-        index,
-        is_known: known.is_some(),
-    })
+    Some((index, known.is_some()))
 }
 
 /// Sends a client's later connections to another endpoint than [`pick`] remembers.
@@ -216,11 +198,7 @@ pub fn remember<A: Address, S: Services<A>>(
     tuple: &Tuple<A>,
     endpoint: u32,
 ) {
-    let key = AffinityKey {
-        service: plan.service,
-        set: policy as u32,
-        client: tuple.source.to_mapped(),
-    };
+    let key = client(plan, policy, tuple);
     let affinity = Affinity {
         endpoint,
         jiffies: services.jiffies(),
@@ -248,55 +226,54 @@ fn sticky<A: Address, S: Services<A>>(
 ) -> Option<u32> {
     let set = plan.set(policy);
     let now = services.jiffies();
-    let mut key = AffinityKey {
-        service: plan.service,
-        set: policy as u32,
-        client: tuple.source.to_mapped(),
-    };
+    let mut key = client(plan, policy, tuple);
     let timeout = plan.affinity_seconds;
-    let mut picked = remembered(services, set, &key, timeout, now);
+    let mut picked = remembered(services, set, services.affinity(&key), timeout, now);
     if picked.is_none() {
         // The other set's endpoint counts as well, if it belongs to this set: affinity is per
         // service port, whatever address the client came by.
         key.set ^= 1;
-        picked = remembered(services, set, &key, timeout, now);
+        picked = remembered(services, set, services.affinity(&key), timeout, now);
         key.set ^= 1;
     }
     let index = match picked {
         Some((index, _)) => index,
         None => fresh(services, plan, policy, set, tuple, services.random())?,
     };
-    note(services, &key, index, now)?;
+    services.remember_affinity(&key, &affinity_to(services, index, now)?);
     Some(index)
 }
 
-/// Remembers the endpoint at an index.
+/// A client of a service port.
 #[inline(always)]
-fn note<A: Address, S: Services<A>>(
-    services: &S,
-    key: &AffinityKey,
-    index: u32,
-    now: u32,
-) -> Option<()> {
-    let affinity = Affinity {
-        endpoint: services.endpoint(index)?.id,
-        jiffies: now,
-    };
-    services.remember_affinity(key, &affinity);
-    Some(())
+fn client<A: Address>(plan: &Plan, policy: Policy, tuple: &Tuple<A>) -> AffinityKey {
+    AffinityKey {
+        service: plan.service,
+        set: policy as u32,
+        client: tuple.source.to_mapped(),
+    }
 }
 
-/// The index of the endpoint that a client went to last, if that was at most so many seconds ago and
-/// it is in the set; and how many jiffies ago that was.
+/// What is remembered of the endpoint at an index.
+#[inline(always)]
+fn affinity_to<A: Address, S: Services<A>>(services: &S, index: u32, now: u32) -> Option<Affinity> {
+    Some(Affinity {
+        endpoint: services.endpoint(index)?.id,
+        jiffies: now,
+    })
+}
+
+/// The index of a remembered endpoint, if that was at most so many seconds ago and it is in the set;
+/// and how many jiffies ago that was.
 #[inline(always)]
 fn remembered<A: Address, S: Services<A>>(
     services: &S,
     set: Range,
-    key: &AffinityKey,
+    affinity: Option<Affinity>,
     seconds: u32,
     now: u32,
 ) -> Option<(u32, u32)> {
-    let affinity = services.affinity(key)?;
+    let affinity = affinity?;
     let age = now.wrapping_sub(affinity.jiffies);
     if age > seconds.saturating_mul(services.config().hz) {
         return None;

@@ -57,7 +57,27 @@ pub fn decide<'a, A: Address, S: Services<A>>(
     tuple: &Tuple<A>,
     ifindex: u32,
 ) -> Option<Decision<'a>> {
-    let frontend = addressed(services, tuple);
+    decide_at(services, tuple, ifindex, addressed(services, tuple))
+}
+
+/// [`decide`] for a socket of the node's own. It reaches node ports at loopback addresses, too.
+#[inline(always)]
+pub fn decide_for_socket<'a, A: Address, S: Services<A>>(
+    services: &'a S,
+    tuple: &Tuple<A>,
+) -> Option<Decision<'a>> {
+    let frontend = Addressed::to(services.frontend(&key(tuple, true)));
+    decide_at(services, tuple, 0, frontend)
+}
+
+/// [`decide_for`], if there is a frontend.
+#[inline(always)]
+fn decide_at<'a, A: Address, S: Services<A>>(
+    services: &'a S,
+    tuple: &Tuple<A>,
+    ifindex: u32,
+    frontend: Addressed,
+) -> Option<Decision<'a>> {
     let is_some = frontend.is_some();
     is_some.then(|| decide_for(services, tuple, ifindex, frontend))
 }
@@ -115,17 +135,6 @@ pub fn is_left_to_another<A: Address, S: Services<A>>(
 #[inline(never)]
 pub fn addressed<A: Address, S: Services<A>>(services: &S, tuple: &Tuple<A>) -> Addressed {
     Addressed::to(services.frontend(&key(tuple, false)))
-}
-
-/// [`decide`] for a socket of the node's own. It reaches node ports at loopback addresses, too.
-#[inline(always)]
-pub fn decide_for_socket<'a, A: Address, S: Services<A>>(
-    services: &'a S,
-    tuple: &Tuple<A>,
-) -> Option<Decision<'a>> {
-    let frontend = Addressed::to(services.frontend(&key(tuple, true)));
-    let is_some = frontend.is_some();
-    is_some.then(|| decide_for(services, tuple, 0, frontend))
 }
 
 /// The key of the frontend that a packet is addressed to, or that a socket of the node's own asks for.

@@ -101,14 +101,13 @@ fn pick<'a, A: Address, S: Services<A>>(
         ..*tuple
     };
     let (index, is_known) = match call {
-        Call::Connect => {
+        Call::SendMsg if plan.affinity_seconds == 0 => {
+            select::pick_for_socket(services, plan, policy, &tuple, cookie)?
+        }
+        _ => {
             let number = services.random();
             let index = select::pick(services, plan, policy, &tuple, number)?;
             (index, false)
-        }
-        Call::SendMsg => {
-            let picked = select::pick_for_socket(services, plan, policy, &tuple, cookie)?;
-            (picked.index, picked.is_known)
         }
     };
     Some((services.endpoint(index)?, is_known))

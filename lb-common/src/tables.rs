@@ -7,7 +7,7 @@ use crate::{
     abi::{
         Affinity, AffinityKey, ClusterIp, Config, Decision, DestinationClass, Device, Endpoint,
         EndpointMemory, EndpointState, FragmentKey, Frontend, FrontendKey, Plan, ServiceFlows,
-        ServiceRange, ServiceStats, Shortages, TunnelSource,
+        ServiceRange, ServiceStats, Shortages, SocketAffinityKey, TunnelSource,
     },
     addr::{Address, Ip6},
     atomic,
@@ -58,6 +58,10 @@ pub trait Services<A: Address> {
     fn affinity(&self, key: &AffinityKey) -> Option<Affinity>;
     /// Remembers the endpoint that a client goes to.
     fn remember_affinity(&self, key: &AffinityKey, value: &Affinity);
+    /// The endpoint that an unconnected socket's datagrams went to last, if it is remembered.
+    fn socket_affinity(&self, key: &SocketAffinityKey) -> Option<Affinity>;
+    /// Remembers the endpoint that an unconnected socket's datagrams go to.
+    fn remember_socket_affinity(&self, key: &SocketAffinityKey, value: &Affinity);
     /// Where an endpoint is, by its id, and its connections. The pointer stays valid until the
     /// program ends, and the numbers are only accessed atomically. The same holds for the counters
     /// of services.

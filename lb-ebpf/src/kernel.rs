@@ -12,7 +12,7 @@ use lb_common::{
         Affinity, AffinityKey, ClusterIp, Config, Decision, DestinationClass, Device, Endpoint,
         EndpointLoad, EndpointMemory, EndpointState, FlowSchema, FragmentKey, Frontend,
         FrontendKey, Limits, Plan, ServiceFlows, ServiceRange, ServiceStats, Shortages,
-        SourceRangeKey, TunnelSource,
+        SocketAffinityKey, SourceRangeKey, TunnelSource,
     },
     addr::{Address, Family, Ip6},
     flow::{
@@ -38,7 +38,7 @@ use crate::{
         ENDPOINT_MEMORY, ENDPOINT_STATES, ENDPOINTS, FLOW_SCHEMAS, FRAGMENTS, HOPS, LEVEL_QUEUES,
         LEVELS, LIMITS, LOCAL_ADDRESSES, MAGLEV, PACKETS, PARTIES, PLANS, QUEUES, REJECT_BUDGET,
         SEATS, SERVICE_FLOWS, SERVICE_RANGES, SERVICE_SHORTAGES, SERVICE_STATS, SERVICES,
-        SOURCE_CLASSES, SOURCE_RANGES, TUNNEL_SOURCES, WAITERS, WAYS_BACK,
+        SOCKET_AFFINITY, SOURCE_CLASSES, SOURCE_RANGES, TUNNEL_SOURCES, WAITERS, WAYS_BACK,
     },
     steps,
 };
@@ -166,6 +166,18 @@ impl<A: FamilyMaps, C, const ANY_DEVICE: bool, const TRACES: bool> Services<A>
     fn remember_affinity(&self, key: &AffinityKey, value: &Affinity) {
         // A full table of an LRU map makes room; nothing else can fail.
         let _ = AFFINITY.insert(key, value, 0);
+    }
+
+    #[inline(always)]
+    fn socket_affinity(&self, key: &SocketAffinityKey) -> Option<Affinity> {
+        // SAFETY: two words; the endpoint id is checked against the endpoint itself.
+        unsafe { SOCKET_AFFINITY.get(key) }.copied()
+    }
+
+    #[inline(always)]
+    fn remember_socket_affinity(&self, key: &SocketAffinityKey, value: &Affinity) {
+        // A full table of an LRU map makes room; nothing else can fail.
+        let _ = SOCKET_AFFINITY.insert(key, value, 0);
     }
 
     #[inline(always)]

@@ -12,7 +12,7 @@ use lb_common::{
         EndpointLoad, EndpointMemory, EndpointState, FlowSchema, FragmentKey, Frontend,
         FrontendKey, Limits, LocalAddress, MaglevRows, Plan, RejectBudget,
         SERVICE_RANGES as RANGES, Service, ServiceFlows, ServiceRange, ServiceStats, Shortages,
-        Socket, SocketKey, SourceRangeKey, TunnelSource,
+        Socket, SocketAffinityKey, SocketKey, SourceRangeKey, TunnelSource,
     },
     addr::{Ip4, Ip6},
     entries,
@@ -114,9 +114,14 @@ pub static WAYS_BACK: HashMap<u32, u32, { entries::DEVICES }> = HashMap::new();
 #[btf_map]
 pub static TUNNEL_SOURCES: HashMap<u32, TunnelSource, { entries::DEVICES }> = HashMap::new();
 
-/// Which endpoint a client went to last (session affinity), or an unconnected socket of the node.
+/// Which endpoint a client went to last (session affinity).
 #[btf_map]
 pub static AFFINITY: LruHashMap<AffinityKey, Affinity, 262_144> = LruHashMap::new();
+
+/// Which endpoint an unconnected socket's datagrams went to last. Whoever opens sockets without number
+/// finds only other sockets here.
+#[btf_map]
+pub static SOCKET_AFFINITY: LruHashMap<SocketAffinityKey, Affinity, 32_768> = LruHashMap::new();
 
 /// Flows, one record per direction.
 #[btf_map]

@@ -6,7 +6,7 @@ use lb_common::{
     abi::{
         Affinity, AffinityKey, ClusterIp, Config, Decision, DestinationClass, Device, Endpoint,
         EndpointMemory, EndpointState, FragmentKey, Frontend, FrontendKey, FrontendKind, Plan,
-        ServiceFlows, ServiceRange, ServiceStats, Shortages, TunnelSource,
+        ServiceFlows, ServiceRange, ServiceStats, Shortages, SocketAffinityKey, TunnelSource,
     },
     addr::{Ip4, Ip6},
     flow::{
@@ -99,6 +99,12 @@ impl Services<Ip4> for Cpu {
     }
 
     fn remember_affinity(&self, _key: &AffinityKey, _value: &Affinity) {}
+
+    fn socket_affinity(&self, _key: &SocketAffinityKey) -> Option<Affinity> {
+        None
+    }
+
+    fn remember_socket_affinity(&self, _key: &SocketAffinityKey, _value: &Affinity) {}
 
     fn endpoint_state(&self, _endpoint: u32) -> Option<NonNull<EndpointState>> {
         None

@@ -2,7 +2,7 @@
 //! owner is gone. Started by the library, which describes the work in JSON.
 
 use anyhow::{Result, bail};
-use lb_tests::attack::Flood;
+use lb_tests::attack::{Flood, Sockets};
 use lb_tests::lab;
 use lb_tests::traffic::{Job, Load, Request, Serve, run_as_child};
 
@@ -10,7 +10,8 @@ fn main() -> Result<()> {
     let mut args = std::env::args().skip(1);
     let (Some(command), Some(argument), None) = (args.next(), args.next(), args.next()) else {
         bail!(
-            "usage: lab-tool guard LAB | own NODES | request JSON | serve JSON | load JSON | flood JSON"
+            "usage: lab-tool guard LAB | own NODES | request JSON | serve JSON | load JSON | flood JSON | \
+             sockets JSON"
         );
     };
     match command.as_str() {
@@ -20,6 +21,7 @@ fn main() -> Result<()> {
         Serve::NAME => run_as_child::<Serve>(&argument),
         Load::NAME => run_as_child::<Load>(&argument),
         Flood::NAME => run_as_child::<Flood>(&argument),
+        Sockets::NAME => run_as_child::<Sockets>(&argument),
         _ => bail!("there is no command {command:?}"),
     }
 }

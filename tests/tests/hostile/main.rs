@@ -21,6 +21,7 @@ mod races;
 mod removed;
 mod short;
 mod silent;
+mod sockets;
 mod support;
 mod unattended;
 mod waiting;

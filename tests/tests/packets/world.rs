@@ -718,6 +718,7 @@ fn settings() -> Settings<'static> {
         ("SERVICE_FLOWS", 1024),
         ("MAGLEV", 4096),
         ("AFFINITY", 1024),
+        ("SOCKET_AFFINITY", 1024),
         ("SOCKETS", 1024),
         ("HALF_OPEN4", RINGS * HALF_OPEN),
         ("HALF_OPEN6", RINGS * HALF_OPEN),

@@ -7,7 +7,8 @@ use lb_common::{
     abi::{
         Affinity, AffinityKey, ClusterIp, Config, Decision, DestinationClass, Device, Endpoint,
         EndpointLoad, EndpointMemory, EndpointState, FlowSchema, FragmentKey, Frontend,
-        FrontendKey, Plan, ServiceFlows, ServiceRange, ServiceStats, Shortages, TunnelSource,
+        FrontendKey, Plan, ServiceFlows, ServiceRange, ServiceStats, Shortages, SocketAffinityKey,
+        TunnelSource,
     },
     addr::{Address, Ip4, Ip6},
     flow::{
@@ -214,6 +215,15 @@ impl<A: Family, const ANY_DEVICE: bool> Services<A> for Hook<'_, ANY_DEVICE> {
     fn remember_affinity(&self, key: &AffinityKey, value: &Affinity) {
         let mut learnt = self.tables.learnt();
         learnt.affinity.insert(affinity_key(key), *value);
+    }
+
+    fn socket_affinity(&self, key: &SocketAffinityKey) -> Option<Affinity> {
+        self.tables.learnt().socket_affinity.get(key).copied()
+    }
+
+    fn remember_socket_affinity(&self, key: &SocketAffinityKey, value: &Affinity) {
+        let mut learnt = self.tables.learnt();
+        learnt.socket_affinity.insert(*key, *value);
     }
 
     fn endpoint_state(&self, endpoint: u32) -> Option<NonNull<EndpointState>> {

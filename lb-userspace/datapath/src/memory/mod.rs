@@ -83,6 +83,7 @@ pub enum Route {
 struct Learnt {
     /// By service id, set and client.
     affinity: HashMap<(u32, u32, IpAddr), abi::Affinity>,
+    socket_affinity: HashMap<abi::SocketAffinityKey, abi::Affinity>,
     /// By source, destination, identification and protocol.
     fragments: HashMap<(IpAddr, IpAddr, u32, u32), u32>,
     /// Connections that have begun to wait.

@@ -23,7 +23,8 @@ use lb_common::{
         self, Affinity, AffinityKey, ClusterIp, Config, Decision, DestinationClass, Device,
         Endpoint, EndpointLoad, EndpointMemory, EndpointState, FlowSchema, FragmentKey, Frontend,
         FrontendKey, Limits, LocalAddress, MaglevRows, Plan, RejectBudget, Service, ServiceFlows,
-        ServiceRange, ServiceStats, Shortages, Socket, SocketKey, SourceRangeKey, TunnelSource,
+        ServiceRange, ServiceStats, Shortages, Socket, SocketAffinityKey, SocketKey,
+        SourceRangeKey, TunnelSource,
     },
     addr::{Ip4, Ip6},
     flow::{
@@ -154,6 +155,7 @@ fn clear(name: &str, map: MapData) {
         "WAYS_BACK" => empty::<u32, u32>(&map),
         "TUNNEL_SOURCES" => empty::<u32, TunnelSource>(&map),
         "AFFINITY" => empty::<AffinityKey, Affinity>(&map),
+        "SOCKET_AFFINITY" => empty::<SocketAffinityKey, Affinity>(&map),
         "FLOWS4" => zero::<[u64; 8]>(&map),
         "FLOWS6" => zero::<[u64; 16]>(&map),
         "HOPS" => zero::<[u64; 4]>(&map),
