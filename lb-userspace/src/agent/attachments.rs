@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
+    os::fd::BorrowedFd,
     path::Path,
 };
 
@@ -298,18 +299,16 @@ impl Attachments {
         let attacher = Attacher::new(&pins, self.tc);
         let mut found = Vec::new();
         for direction in [Direction::Ingress, Direction::Egress] {
-            let is_there = kernel
-                .program(direction.program(framing))
-                .map_err(anyhow::Error::from)
-                .and_then(|program| Ok(attacher.has_tc(index, direction, program)?));
+            let is_there = has(kernel, direction.program(framing), |program| {
+                attacher.has_tc(index, direction, program)
+            });
             let is_there = findings.read(is_there);
             found.extend(is_there.map(|is_there| (direction.to_string(), is_there)));
         }
         if mode != XdpMode::Off {
-            let is_there = kernel
-                .program(xdp_program(device))
-                .map_err(anyhow::Error::from)
-                .and_then(|program| Ok(attacher.has_xdp(index, mode, program)?));
+            let is_there = has(kernel, xdp_program(device), |program| {
+                attacher.has_xdp(index, mode, program)
+            });
             let is_there = findings.read(is_there);
             found.extend(is_there.map(|is_there| (format!("{mode} XDP"), is_there)));
         }
@@ -349,10 +348,9 @@ impl Attachments {
         };
         let mut is_whole = true;
         for hook in SocketHook::ALL {
-            let is_there = kernel
-                .program(hook.name())
-                .map_err(anyhow::Error::from)
-                .and_then(|program| Ok(attacher.has_socket(&cgroup, hook, program)?));
+            let is_there = has(kernel, hook.name(), |program| {
+                attacher.has_socket(&cgroup, hook, program)
+            });
             let Some(is_there) = findings.read(is_there) else {
                 continue;
             };
@@ -491,6 +489,15 @@ impl Attachments {
             _ => (WayBack::NotAsked, 0),
         }
     }
+}
+
+/// Whether a program is where it should be.
+fn has<'a>(
+    kernel: &'a Kernel,
+    name: &str,
+    is_attached: impl FnOnce(BorrowedFd<'a>) -> Result<bool, AttachError>,
+) -> anyhow::Result<bool> {
+    Ok(is_attached(kernel.program(name)?)?)
 }
 
 /// The cgroup whose sockets are translated: the one of the settings, or else the root.
