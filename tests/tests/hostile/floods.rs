@@ -14,7 +14,7 @@ use lb_tests::traffic::{Protocol, RunningLoad};
 use lb_tests::{Family, Held, Host, Load, LoadReport, Request, Topology};
 
 use super::support::{
-    Findings, Ground, Source, TARGET, attack_time, cluster_ip, filter_input, within,
+    Findings, Ground, Source, TARGET, UNLUCKY, attack_time, cluster_ip, filter_input, within,
 };
 
 /// How long a flood lasts in CI: enough for the default source-NAT ports several times over.
@@ -26,9 +26,6 @@ const HALF_OPEN: u64 = 16_384;
 const NAMED_WITHIN: Duration = Duration::from_secs(15);
 /// The part of an attacked Service's own new connections that must open at their first packet.
 const OWN_CLIENTS: f64 = 0.99;
-/// The same for its neighbours' connections, if the lab or the machine has lost frames, those of
-/// good clients among them.
-const UNLUCKY: f64 = 0.95;
 /// With fewer frames per second it is not a flood.
 const SLOWEST: f64 = 5_000.0;
 /// Connections of each kind that are open beforehand.

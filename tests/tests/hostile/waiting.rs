@@ -15,7 +15,7 @@ use lb_tests::{
 
 use super::{
     levels::{NOISY, QUIET, Tenants, name, tenant},
-    support::{FLOOD, Findings, SOON, attack_time, filter_input, within},
+    support::{FLOOD, Findings, SOON, attack_time, filter_input, unlucky, within},
 };
 
 /// How long a busy client keeps each connection.
@@ -170,7 +170,7 @@ fn a_flood_fills_the_queues_of_its_level_alone(family: Family, xdp: &str) -> Res
     let quiet = quiet.stop()?;
     let lost = tenants.ground.lost_frames()? - before;
     findings.note(
-        quiet.failed == 0 && quiet.ok > 100 && quiet.repeated_syns.len() as u64 <= lost,
+        quiet.failed == 0 && quiet.ok > 100 && quiet.repeated_syns.len() <= unlucky(quiet.ok, lost),
         format!("quiet: {quiet}; the lab itself lost {lost} frames"),
     );
     let empty = within(SOON, || {
@@ -311,7 +311,8 @@ fn a_flood_keeps_no_quiet_client_out(rate: u32, with_busy: bool, xdp: &str) -> R
         format!("{}: {level:?}", flood.stop()?),
     );
     // The quiet one waits until the flood is noticed, a second on a busy machine, but not in vain.
-    for (name, load, waits) in [("quiet", quiet, 1), ("of another tenant", other, 0)] {
+    let waits = usize::from(!is_fast);
+    for (name, load, waits) in [("quiet", quiet, waits), ("of another tenant", other, 0)] {
         let load = load.stop()?;
         let lost = tenants.ground.lost_frames()? - before;
         let longest = match load.repeated_syns.len() {
@@ -321,7 +322,7 @@ fn a_flood_keeps_no_quiet_client_out(rate: u32, with_busy: bool, xdp: &str) -> R
         findings.note(
             load.failed == 0
                 && load.ok > 200
-                && load.repeated_syns.len() as u64 <= lost + waits
+                && load.repeated_syns.len() <= unlucky(load.ok, lost) + waits
                 && load.max < longest,
             format!("{name}: {load}; the lab itself lost {lost} frames"),
         );
