@@ -171,7 +171,6 @@ async fn attend(number: u64, stream: UnixStream, listeners: Arc<Listeners>, shar
     let mut wire = Wire::new(stream);
     let outcome = async {
         let version = greet(&mut wire).await?;
-        tracing::info!("another agent stands by");
         lock(&shared.standbys).push(Standby {
             number,
             wants_place: false,
@@ -186,6 +185,8 @@ async fn attend(number: u64, stream: UnixStream, listeners: Arc<Listeners>, shar
                 "the agent that stands by is of another version: it will open its ports itself"
             );
         }
+        // Not before: whoever reads this may end the agent, and its sockets are to outlive it.
+        tracing::info!("another agent stands by");
         loop {
             tokio::select! {
                 _ = opened.changed(), if version == VERSION => {
