@@ -1,6 +1,14 @@
 //! Agents that follow each other on one node: outer load balancers get an answer to every probe.
 
-use std::{fs, io::Write as _, os::unix::net::UnixStream, path::Path, thread, time::Duration};
+use std::{
+    fs,
+    io::{Read as _, Write as _},
+    net::TcpStream,
+    os::unix::net::UnixStream,
+    path::Path,
+    thread,
+    time::Duration,
+};
 
 use anyhow::{Result, ensure};
 use lb_tests::{
@@ -9,6 +17,7 @@ use lb_tests::{
     eventually, http_get,
     probes::{Probed, Probes},
 };
+use nix::sys::signal::Signal;
 
 use super::{
     kills::random,
@@ -79,6 +88,26 @@ fn a_rolling_update_leaves_no_probe_without_an_answer() {
         assert_eq!(answer.status, 200, "{answer:?}");
     }
     traffic.assert_nothing_noticed();
+}
+
+/// It is slow to ask: meanwhile the next agent takes over, and the one before is told to stop.
+#[test]
+fn a_client_of_the_agent_before_has_its_answer_though_that_one_stops() {
+    let (ground, _web) = ground(Policy::Local);
+    let address = ground.lab.node(1).at(Family::V4, HEALTH_CHECK_NODE_PORT);
+    let client = ground.lab.client();
+    let connect = || client.netns().run(|| TcpStream::connect(address));
+    // Whoever gets an answer on a later connection was accepted later.
+    let mut first = connect().unwrap().unwrap();
+    ask(&ground).unwrap();
+    let mut next = Agent::launch(ground.lab.node(1), spec(&ground, TAKES_OVER, "next")).unwrap();
+    next.wait_until_ready().unwrap();
+    ground.agents[0].signal(Signal::SIGTERM).unwrap();
+    thread::sleep(Duration::from_millis(200)); // one that waits for nobody is gone by then
+    write!(first, "GET / HTTP/1.1\r\nHost: {address}\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    first.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer:?}");
 }
 
 /// Without `--take-over`, and without a DaemonSet.

@@ -25,12 +25,12 @@ use std::{
 use lb_datapath::pins::{HANDOVER, Lock, PinError};
 use tokio::time::{sleep, sleep_until};
 
-use self::preparation::Preparation;
 pub use self::{
     incumbent::{Incumbent, News},
     offer::{Offer, Standby},
     retired::{Next, Retired},
 };
+use self::{preparation::Preparation, retired::Clients};
 use super::{feed::Feed, process::Process, resize::Ahead, vitals::Phase};
 use crate::config::Config;
 
@@ -59,6 +59,8 @@ pub struct Kept {
     /// Those on which it has listened.
     pub sockets: Vec<OwnedFd>,
     pub programs: Option<Ahead>,
+    /// Whom it has not answered yet.
+    pub clients: Clients,
 }
 
 /// An agent that answers until the next one serves.
@@ -162,7 +164,10 @@ pub async fn stand_by(
     let mut waiting = Waiting::new(config, kept.sockets);
     loop {
         tokio::select! {
-            () = stop.told() => return Ok(None),
+            () = stop.told() => {
+                kept.clients.served().await;
+                return Ok(None);
+            }
             lock = waiting.step() => if let Some(lock) = lock? {
                 tracing::info!("the agent in charge has gone; taking its place");
                 return Ok(Some(waiting.place(lock, programs)));

@@ -95,9 +95,10 @@ impl Retired {
                             None => Next::StandBy(Kept {
                                 sockets,
                                 programs: self.programs,
+                                clients: Clients(connections),
                             }),
                             Some(end) => {
-                                wait_for(connections, end).await;
+                                Clients(connections).served_until(end).await;
                                 Next::End
                             }
                         });
@@ -121,8 +122,11 @@ impl Retired {
                     }
                     if !is_there && late {
                         // Yet another one has the lock, and the sockets as well.
-                        drop(self.leave().await);
-                        return Ok(Next::StandBy(Kept::default()));
+                        let clients = Clients(self.leave().await);
+                        return Ok(Next::StandBy(Kept {
+                            clients,
+                            ..Kept::default()
+                        }));
                     }
                 }
             }
@@ -135,8 +139,7 @@ impl Retired {
 
     /// Accepts no more connections, and answers those there are.
     async fn finish(&mut self) {
-        let connections = self.leave().await;
-        wait_for(connections, Instant::now() + LAST).await;
+        Clients(self.leave().await).served().await;
     }
 
     /// Accepts no more connections; returns tasks that serve those there are.
@@ -160,8 +163,19 @@ impl Retired {
     }
 }
 
-async fn wait_for(tasks: Vec<JoinHandle<()>>, end: Instant) {
-    for task in tasks {
-        let _ = timeout_at(end.into(), task).await;
+/// Those who were connected when an agent stopped accepting, and have no answer yet.
+#[derive(Debug, Default)]
+pub struct Clients(Vec<JoinHandle<()>>);
+
+impl Clients {
+    /// Returns when they have their answers, or the process has to end.
+    pub async fn served(self) {
+        self.served_until(Instant::now() + LAST).await;
+    }
+
+    async fn served_until(self, end: Instant) {
+        for task in self.0 {
+            let _ = timeout_at(end.into(), task).await;
+        }
     }
 }
