@@ -13,7 +13,7 @@ use lb_common::{
 use lb_datapath::memory::{MemoryFrame, Route};
 use lb_objects::{
     Algorithm, Endpoint, EndpointPort, EndpointSlice, Node, ObjectName, Protocol, RemovedEndpoints,
-    Service, ServicePort, ServiceType, SharedName, TrafficPolicy,
+    Service, ServicePort, ServiceType, SharedName, TrafficPolicy, Weights,
 };
 use libfuzzer_sys::fuzz_target;
 use node_lb::{
@@ -158,6 +158,7 @@ fn service() -> Service {
         health_check_node_port: 0,
         session_affinity: None,
         algorithm: Algorithm::Random,
+        weights: Weights::default(),
         removed_endpoints: RemovedEndpoints::Keep,
         max_connections: 0,
         max_connections_per_endpoint: 0,
@@ -171,6 +172,7 @@ fn slice(addresses: [&str; 2]) -> EndpointSlice {
     EndpointSlice {
         name: name(addresses[0]),
         service: "web".into(),
+        weight: 1,
         ports: [Protocol::Tcp, Protocol::Udp]
             .map(|protocol| EndpointPort {
                 name: SharedName::default(),

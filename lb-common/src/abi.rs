@@ -231,6 +231,9 @@ pub mod plan_flag {
     pub const EXEMPT: u32 = 1 << 4;
     /// Of two endpoints drawn at random, the one with fewer connections open is picked.
     pub const LEAST_CONNECTIONS: u32 = 1 << 5;
+    /// Rows of the lookup tables are drawn at random, whoever the client is: the tables are there only
+    /// because endpoints have different weights.
+    pub const DRAWN: u32 = 1 << 6;
 }
 
 /// Element of `ENDPOINTS`: one endpoint slot.
@@ -288,7 +291,8 @@ pub struct EndpointLoad {
     /// Connections that are open, where they are counted: see [`crate::flow::load`]. CPUs add and
     /// subtract out of order, so it may be below zero for a moment.
     pub open: i32,
-    pub pad: u32,
+    /// How many of them count as one, beside the other endpoints of the Service; 0 counts as 1.
+    pub weight: u32,
 }
 
 /// Element of `SERVICE_STATS`, indexed by service id.

@@ -1,7 +1,9 @@
 //! Which endpoints may serve a connection, and which of them does.
 
+use core::ptr::NonNull;
+
 use crate::{
-    abi::{Affinity, AffinityKey, CLASSES, Plan, SocketAffinityKey, plan_flag},
+    abi::{Affinity, AffinityKey, CLASSES, EndpointLoad, Plan, SocketAffinityKey, plan_flag},
     addr::Address,
     flow::{load, slots::Slots},
     parse::Tuple,
@@ -134,8 +136,8 @@ impl Plan {
 }
 
 /// Picks an endpoint of a set for a new connection, by its index: the client's last one under
-/// session affinity, else by Maglev lookup table or by `number`, of which any value is as good, and
-/// by how many connections endpoints have open if that is asked for.
+/// session affinity, else by lookup table or by `number`, of which any value is as good, and by how
+/// many connections endpoints have open if that is asked for.
 /// `None` only while the agent is changing the set.
 #[inline(always)]
 pub fn pick<A: Address, S: Services<A>>(
@@ -292,33 +294,40 @@ fn fresh<A: Address, S: Services<A>>(
     tuple: &Tuple<A>,
     number: u32,
 ) -> Option<u32> {
+    let by_load = plan.has(plan_flag::LEAST_CONNECTIONS);
     if plan.maglev_rows == 0 {
-        return Some(match plan.has(plan_flag::LEAST_CONNECTIONS) {
-            true => services.less_loaded(set, number),
-            false => set.at(number),
+        let one = set.at(number);
+        return Some(match by_load {
+            // The first by the number's upper bits, the second by the lower ones.
+            true => services.less_loaded(one, set.other_than(one, number)),
+            false => one,
         });
     }
     let table = match policy {
         Policy::Cluster => plan.maglev_cluster,
         Policy::Local => plan.maglev_local,
     };
-    let row = maglev_hash(tuple).checked_rem(plan.maglev_rows)?;
-    let position = services.maglev(table.wrapping_add(row))?;
-    Some(plan.first.wrapping_add(u32::from(position)))
+    let at = |number: u32| {
+        let row = number.checked_rem(plan.maglev_rows)?;
+        let position = services.maglev(table.wrapping_add(row))?;
+        Some(plan.first.wrapping_add(u32::from(position)))
+    };
+    if !plan.has(plan_flag::DRAWN) {
+        return at(maglev_hash(tuple));
+    }
+    let one = at(number)?;
+    match by_load {
+        true => Some(services.less_loaded(one, at(number.rotate_left(16))?)),
+        false => Some(one),
+    }
 }
 
-/// Of two endpoints of a set that a number draws, the index of the one with fewer connections open. Two
-/// come close to the best of all (Mitzenmacher, 2001), and no endpoint draws all CPUs at once.
+/// Of two endpoints at these indexes, which were drawn at random, that of the one with fewer
+/// connections open for its weight. Two come close to the best of all (Mitzenmacher, 2001), and no
+/// endpoint draws all CPUs at once.
 #[inline(always)]
-pub fn less_loaded<A: Address, T: Services<A> + Slots<A>>(
-    tables: &T,
-    set: Range,
-    number: u32,
-) -> u32 {
-    // The first by the number's upper bits, the second by the lower ones.
-    let one = set.at(number);
-    let other = set.other_than(one, number);
-    match open_at(tables, other) < open_at(tables, one) {
+pub fn less_loaded<A: Address, T: Services<A> + Slots<A>>(tables: &T, one: u32, other: u32) -> u32 {
+    match load::is_less(load_at(tables, other), load_at(tables, one)) {
         true => other,
         false => one,
     }
@@ -327,8 +336,15 @@ pub fn less_loaded<A: Address, T: Services<A> + Slots<A>>(
 /// The connections that the endpoint at an index has open.
 #[inline(always)]
 pub(crate) fn open_at<A: Address, T: Services<A> + Slots<A>>(tables: &T, index: u32) -> u32 {
-    let endpoint = tables.endpoint(index);
-    load::open(endpoint.and_then(|endpoint| tables.endpoint_load(endpoint.id)))
+    load::open(load_at(tables, index))
+}
+
+#[inline(always)]
+fn load_at<A: Address, T: Services<A> + Slots<A>>(
+    tables: &T,
+    index: u32,
+) -> Option<NonNull<EndpointLoad>> {
+    tables.endpoint_load(tables.endpoint(index)?.id)
 }
 
 /// The hash that Maglev tables are looked up with. It has no secret: all nodes must agree.

@@ -43,7 +43,7 @@ pub trait Services<A: Address> {
     fn endpoint(&self, index: u32) -> Option<&Endpoint>;
     /// [`less_loaded`](crate::select::less_loaded), which in the kernel is a function that the
     /// verifier looks at by itself, and only once.
-    fn less_loaded(&self, set: Range, number: u32) -> u32;
+    fn less_loaded(&self, one: u32, other: u32) -> u32;
     /// [`sticky_index`](crate::select::sticky_index), likewise.
     fn sticky_index(&self, plan: &Plan, policy: Policy, tuple: &Tuple<A>) -> u64;
     /// Position of an endpoint in its service's range, at a row of a Maglev lookup table.

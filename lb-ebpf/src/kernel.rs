@@ -118,8 +118,8 @@ impl<A: FamilyMaps, C, const ANY_DEVICE: bool, const TRACES: bool> Services<A>
     }
 
     #[inline(always)]
-    fn less_loaded(&self, set: Range, number: u32) -> u32 {
-        steps::less_loaded(set.first, set.count, number)
+    fn less_loaded(&self, one: u32, other: u32) -> u32 {
+        steps::less_loaded(one, other)
     }
 
     #[inline(always)]

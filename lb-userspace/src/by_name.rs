@@ -103,6 +103,7 @@ mod tests {
         Arc::new(EndpointSlice {
             name: ObjectName::new("default", name),
             service: service.to_owned(),
+            weight: 1,
             ports: Vec::new(),
             endpoints: Vec::new(),
         })

@@ -19,7 +19,7 @@ use lb_datapath::{
 };
 use lb_objects::{
     Algorithm, Endpoint, EndpointPort, EndpointSlice, Node, ObjectName, Protocol, RemovedEndpoints,
-    Service, ServicePort, ServiceType, TrafficPolicy,
+    Service, ServicePort, ServiceType, TrafficPolicy, Weights,
 };
 use lb_tests::{
     PinRoot,
@@ -284,6 +284,7 @@ fn service(rng: &mut Rng, number: usize) -> (Service, Vec<EndpointSlice>) {
             true => Algorithm::Random,
             false => Algorithm::Maglev,
         },
+        weights: Weights::default(),
         removed_endpoints: RemovedEndpoints::Keep,
         max_connections: rng.u32(..3) * 10,
         max_connections_per_endpoint: 0,
@@ -295,6 +296,7 @@ fn service(rng: &mut Rng, number: usize) -> (Service, Vec<EndpointSlice>) {
         .map(|(index, count)| EndpointSlice {
             name: object(&format!("service-{host}-{index}")),
             service: name.name.to_string(),
+            weight: 1,
             ports: ports
                 .iter()
                 .map(|(name, protocol, port)| EndpointPort {

@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result, ensure};
 use lb_datapath::{OBJECT, Settings, load, maps::Maps};
 use lb_objects::{
     Algorithm, Endpoint, EndpointPort, EndpointSlice, Node, ObjectName, Protocol, RemovedEndpoints,
-    Service, ServicePort, ServiceType, TrafficPolicy,
+    Service, ServicePort, ServiceType, TrafficPolicy, Weights,
 };
 use lb_tests::{MapContents, PinRoot};
 use nix::time::ClockId;
@@ -175,6 +175,7 @@ fn service(n: u32, endpoints: u32) -> (Service, EndpointSlice) {
         health_check_node_port: 0,
         session_affinity: None,
         algorithm: Algorithm::Random,
+        weights: Weights::default(),
         removed_endpoints: RemovedEndpoints::Keep,
         max_connections: 0,
         max_connections_per_endpoint: 0,
@@ -192,6 +193,7 @@ fn service(n: u32, endpoints: u32) -> (Service, EndpointSlice) {
     let slice = EndpointSlice {
         service: name.name.to_string(),
         name,
+        weight: 1,
         ports: vec![EndpointPort {
             name: "http".into(),
             protocol: Protocol::Tcp,

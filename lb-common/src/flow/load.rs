@@ -50,6 +50,21 @@ pub fn open(load: Option<NonNull<EndpointLoad>>) -> u32 {
     open.max(0) as u32
 }
 
+/// Whether one endpoint has fewer connections open than another, for its weight.
+#[inline(always)]
+pub fn is_less(one: Option<NonNull<EndpointLoad>>, other: Option<NonNull<EndpointLoad>>) -> bool {
+    u64::from(open(one)) * weight(other) < u64::from(open(other)) * weight(one)
+}
+
+#[inline(always)]
+fn weight(load: Option<NonNull<EndpointLoad>>) -> u64 {
+    // SAFETY: elements of maps stay; a word that the agent replaces as a whole.
+    let weight = load.map_or(0, |load| unsafe {
+        (&raw const (*load.as_ptr()).weight).read_volatile()
+    });
+    u64::from(weight.max(1))
+}
+
 #[inline(always)]
 fn add(load: NonNull<EndpointLoad>, change: i32) -> i32 {
     // SAFETY: elements of maps stay; the word is only added to.
@@ -76,8 +91,26 @@ mod tests {
     }
 
     #[test]
+    fn who_has_twice_the_weight_may_have_twice_as_many() {
+        let has_less = |one: (i32, u32), other: (i32, u32)| {
+            let mut loads = [one, other].map(|(open, weight)| EndpointLoad { open, weight });
+            let [one, other] = &mut loads;
+            is_less(Some(one.into()), Some(other.into()))
+        };
+        assert!(has_less((1, 0), (2, 1)) && !has_less((2, 1), (1, 0)));
+        assert!(!has_less((2, 1), (2, 0)), "0 counts as 1");
+        assert!(has_less((3, 2), (2, 1)) && !has_less((4, 2), (2, 1)));
+        assert!(!has_less((-1, 1), (0, 256)), "none is not fewer than none");
+        let most = (i32::MAX, 256);
+        assert!(!has_less(most, most), "and nothing overflows");
+    }
+
+    #[test]
     fn a_number_below_zero_counts_as_none() {
-        let mut element = EndpointLoad { open: -3, pad: 0 };
+        let mut element = EndpointLoad {
+            open: -3,
+            weight: 0,
+        };
         let load = NonNull::from(&mut element);
         assert_eq!(open(Some(load)), 0);
         assert!(enter(Some(load), 1));

@@ -10,9 +10,9 @@ use anyhow::Context as _;
 use aya::{Pod, maps::MapData};
 use lb_common::{
     abi::{
-        ClusterIp, Decision, DestinationClass, Endpoint, EndpointMemory, EndpointState, FlowSchema,
-        Frontend, FrontendKey, MaglevRows, Plan, Service, ServiceFlows, ServiceRange, ServiceStats,
-        Shortages, SourceRangeKey,
+        ClusterIp, Decision, DestinationClass, Endpoint, EndpointLoad, EndpointMemory,
+        EndpointState, FlowSchema, Frontend, FrontendKey, MaglevRows, Plan, Service, ServiceFlows,
+        ServiceRange, ServiceStats, Shortages, SourceRangeKey,
     },
     addr::{Ip4, Ip6},
     flow::{
@@ -119,6 +119,7 @@ pub struct Maps {
     pub endpoints: Box<dyn Elements<Endpoint>>,
     pub endpoint_states: Arc<dyn Elements<EndpointState>>,
     pub endpoint_memory: Arc<dyn Elements<EndpointMemory>>,
+    pub endpoint_loads: Box<dyn Elements<EndpointLoad>>,
     pub service_stats: Arc<dyn Elements<ServiceStats>>,
     pub service_shortages: Arc<dyn Elements<Shortages>>,
     pub service_flows: Arc<dyn Elements<ServiceFlows>>,
@@ -169,6 +170,7 @@ impl Maps {
             endpoints: Box::new(MappedArray::new(&map("ENDPOINTS")?)?),
             endpoint_states: Arc::new(MappedArray::new(&map("ENDPOINT_STATES")?)?),
             endpoint_memory: Arc::new(MappedArray::new(&map("ENDPOINT_MEMORY")?)?),
+            endpoint_loads: Box::new(MappedArray::new(&map("ENDPOINT_LOADS")?)?),
             service_stats: Arc::new(MappedArray::new(&map("SERVICE_STATS")?)?),
             service_shortages: Arc::new(MappedArray::new(&map("SERVICE_SHORTAGES")?)?),
             service_flows: Arc::new(MappedArray::new(&map("SERVICE_FLOWS")?)?),

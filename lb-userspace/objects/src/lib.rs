@@ -8,6 +8,7 @@
 mod model;
 mod object;
 mod shared_name;
+mod weights;
 
 mod problem;
 
@@ -21,4 +22,5 @@ pub use self::{
     object::{AsWritten, Kind, Object, ObjectRef, Standing},
     problem::{Problem, Refused, quoted, shortened},
     shared_name::SharedName,
+    weights::{DEFAULT_WEIGHT, MAX_WEIGHT, Weights},
 };

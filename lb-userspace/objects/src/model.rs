@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fmt, net::IpAddr, ops::Deref, sync::Arc, time::
 use ipnet::IpNet;
 use uuid::Uuid;
 
-use crate::SharedName;
+use crate::{SharedName, Weights};
 
 /// Namespace and name of an object. All copies share one in memory, because very many things have
 /// one: it is cheap to clone.
@@ -110,6 +110,7 @@ pub struct Service {
     /// `sessionAffinity: ClientIP` and its timeout.
     pub session_affinity: Option<Duration>,
     pub algorithm: Algorithm,
+    pub weights: Weights,
     pub removed_endpoints: RemovedEndpoints,
     /// The most connections on a node; 0 means no limit.
     pub max_connections: u32,
@@ -137,6 +138,8 @@ pub struct EndpointSlice {
     /// Name of the owning Service, in the slice's namespace.
     pub service: String,
     pub ports: Vec<EndpointPort>,
+    /// Of each of its endpoints, unless the Service gives one another weight.
+    pub weight: u16,
     pub endpoints: Vec<Endpoint>,
 }
 

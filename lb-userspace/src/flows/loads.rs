@@ -123,7 +123,7 @@ mod tests {
 
     fn counted(open: i32) -> Loads {
         let loads = Loads::in_memory();
-        loads.0.write(7, &EndpointLoad { open, pad: 0 });
+        loads.0.write(7, &EndpointLoad { open, weight: 0 });
         loads
     }
 

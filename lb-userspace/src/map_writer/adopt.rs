@@ -151,11 +151,18 @@ impl MapWriter {
                 reserve(sound, row, &mut taken.lookup_tables)?;
             }
         }
+        let load = |endpoint: &abi::Endpoint| self.maps.endpoint_loads.read(endpoint.id);
+        let weights: Box<[_]> = endpoints
+            .iter()
+            .map(|endpoint| load(endpoint).weight as u16)
+            .collect();
+        let has_weights = weights.iter().any(|weight| *weight != 0);
         Some(Programmed {
             id,
             name_hash,
             plan,
             content,
+            weights: if has_weights { weights } else { Box::default() },
             lane: self.lane(slots, &endpoints),
             endpoints: endpoints.into(),
             claimant: None,

@@ -161,6 +161,7 @@ impl MapWriter {
         let next = Next {
             index,
             content,
+            weights: target.weights_of(&endpoints),
             endpoints,
         };
         self.publish_next(key, next, staying);

@@ -8,24 +8,41 @@ use std::{
 use siphasher::sip::SipHasher13;
 
 /// A lookup table with `rows` rows (a prime): each row holds an endpoint's position in `endpoints`,
-/// plus `offset`. It depends only on the set of addresses, so it is the same on all nodes and after
-/// a restart. It is empty for an empty set.
-pub fn table(endpoints: &[SocketAddr], offset: u16, rows: u32) -> Vec<u16> {
+/// plus `offset`. It depends only on the set of addresses and their `weights`, which are empty if all
+/// are the same: so it is the same on all nodes and after a restart. It is empty for an empty set.
+///
+/// Each endpoint has rows in proportion to its weight, and at least one if there are enough.
+pub fn table(endpoints: &[SocketAddr], weights: &[u16], offset: u16, rows: u32) -> Vec<u16> {
     if endpoints.is_empty() || rows == 0 {
         return Vec::new();
     }
     // The filling order decides which endpoint gets a contested row: by address, not by class.
     let mut order: Vec<usize> = (0..endpoints.len()).collect();
     order.sort_unstable_by_key(|position| endpoints[*position]);
+    let most = weights
+        .iter()
+        .max()
+        .map_or(1, |most| u32::from(*most).max(1));
+    let weight = |position: usize| {
+        weights
+            .get(position)
+            .map_or(most, |own| u32::from(*own).max(1))
+    };
     let mut preferences: Vec<Preference> = order
         .iter()
-        .map(|position| Preference::new(&endpoints[*position], rows))
+        .map(|position| Preference::new(&endpoints[*position], rows, most - weight(*position)))
         .collect();
 
     let mut table = vec![u16::MAX; rows as usize];
     let mut filled = 0;
     loop {
         for (preference, position) in preferences.iter_mut().zip(&order) {
+            // Whoever has the greatest weight takes a row in each round.
+            preference.credit += weight(*position);
+            if preference.credit < most {
+                continue;
+            }
+            preference.credit -= most;
             let row = loop {
                 let row = preference.next();
                 if table[row] == u16::MAX {
@@ -46,15 +63,18 @@ struct Preference {
     next: u64,
     skip: u64,
     rows: u64,
+    /// What it has saved up for its next row.
+    credit: u32,
 }
 
 impl Preference {
-    fn new(endpoint: &SocketAddr, rows: u32) -> Self {
+    fn new(endpoint: &SocketAddr, rows: u32, credit: u32) -> Self {
         let rows = u64::from(rows);
         Self {
             next: hash(endpoint, 0x6f66_6673_6574) % rows,
             skip: hash(endpoint, 0x736b_6970) % (rows - 1).max(1) + 1,
             rows,
+            credit,
         }
     }
 
@@ -90,7 +110,7 @@ mod tests {
 
     #[test]
     fn rows_are_shared_evenly() {
-        let table = table(&endpoints(100), 7, ROWS);
+        let table = table(&endpoints(100), &[], 7, ROWS);
         let mut counts = [0; 100];
         for position in &table {
             counts[usize::from(*position) - 7] += 1;
@@ -107,7 +127,7 @@ mod tests {
             .copied()
             .filter(|e| *e != before[20])
             .collect();
-        let (old, new) = (table(&before, 0, ROWS), table(&after, 0, ROWS));
+        let (old, new) = (table(&before, &[], 0, ROWS), table(&after, &[], 0, ROWS));
         let moved = (0..ROWS as usize)
             .filter(|row| {
                 let was = before[usize::from(old[*row])];
@@ -124,14 +144,54 @@ mod tests {
     fn the_order_of_endpoints_does_not_matter() {
         let forward = endpoints(9);
         let backward: Vec<_> = forward.iter().rev().copied().collect();
-        let (a, b) = (table(&forward, 0, ROWS), table(&backward, 0, ROWS));
+        let (a, b) = (
+            table(&forward, &[], 0, ROWS),
+            table(&backward, &[], 0, ROWS),
+        );
         let same = (0..ROWS as usize)
             .all(|row| forward[usize::from(a[row])] == backward[usize::from(b[row])]);
         assert!(same);
     }
 
     #[test]
+    fn rows_are_shared_by_weight() {
+        let mut weights = [1; 20];
+        (weights[3], weights[7]) = (4, 256);
+        let mut counts = [0; 20];
+        for position in table(&endpoints(20), &weights, 0, ROWS) {
+            counts[usize::from(position)] += 1;
+        }
+        let sum: u32 = weights.iter().map(|weight| u32::from(*weight)).sum();
+        for (count, weight) in counts.iter().zip(weights) {
+            let share = ROWS as f64 * f64::from(weight) / f64::from(sum);
+            assert!(
+                (f64::from(*count) - share).abs() <= 2.0,
+                "{count} of {share}"
+            );
+        }
+    }
+
+    #[test]
+    fn the_same_weight_for_all_is_as_good_as_none() {
+        let endpoints = endpoints(9);
+        let plain = table(&endpoints, &[], 0, ROWS);
+        assert_eq!(table(&endpoints, &[7; 9], 0, ROWS), plain);
+    }
+
+    #[test]
+    fn another_weight_of_one_endpoint_moves_few_rows_of_others() {
+        let endpoints = endpoints(20);
+        let mut weights = [4; 20];
+        weights[5] = 8;
+        let before = table(&endpoints, &[], 0, ROWS);
+        let after = table(&endpoints, &weights, 0, ROWS);
+        let moved = before.iter().zip(&after);
+        let moved = moved.filter(|(was, is)| was != is && **is != 5).count();
+        assert!(moved < ROWS as usize / 20, "{moved} rows");
+    }
+
+    #[test]
     fn an_empty_set_has_no_table() {
-        assert!(table(&[], 0, ROWS).is_empty());
+        assert!(table(&[], &[], 0, ROWS).is_empty());
     }
 }

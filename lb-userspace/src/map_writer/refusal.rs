@@ -30,12 +30,13 @@ pub enum NotProgrammed {
     /// Its endpoints are picked at random.
     #[error(
         "no room for a Maglev lookup table of {rows} rows: MAGLEV is full; endpoints are picked at \
-         random"
+         random, without weights"
     )]
     Maglev { rows: u32 },
     /// Its endpoints are picked at random.
     #[error(
-        "{0} endpoints are too many for Maglev, which takes {max}; they are picked at random",
+        "{0} endpoints are too many for Maglev lookup tables, which take {max}; they are picked at \
+         random, without weights",
         max = u16::MAX
     )]
     TooManyForMaglev(usize),
@@ -86,7 +87,7 @@ pub enum Reason {
     MapFull,
     ServiceLimit,
     NamespaceLimit,
-    /// Everything is in, but endpoints are picked at random.
+    /// Everything is in, but endpoints are picked at random, without weights.
     NoMaglevTable,
     AddressTaken,
     AddressReserved,
@@ -136,7 +137,8 @@ impl Reason {
                 "delete Services of its namespace that nobody needs, or raise --namespace-limits"
             }
             Self::NoMaglevTable => {
-                "remove the annotation from some Services, or set a smaller --maglev-table-size"
+                "remove the annotations for Maglev or weights from some Services, or set a smaller \
+                 --maglev-table-size"
             }
             Self::AddressTaken => "give one of the two Services another address",
             Self::AddressReserved => "give the Service another address or port",
@@ -158,8 +160,8 @@ impl Reason {
                  ranges, Maglev tables or connection limits than one may have"
             }
             Self::NoMaglevTable => {
-                "endpoints are picked at random: there is no Maglev table for it; one is made when there is \
-                 room"
+                "endpoints are picked at random, without weights: there is no Maglev table for it; one is made \
+                 when there is room"
             }
             Self::AddressTaken => {
                 "an address that it claims is another Service's, which existed before or has it as an \

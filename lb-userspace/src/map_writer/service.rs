@@ -10,8 +10,8 @@ use std::{
 
 use lb_common::{
     abi::{
-        self, EndpointMemory, EndpointState, ServiceFlows, ServiceStats, Shortages, endpoint_flag,
-        plan_flag,
+        self, EndpointLoad, EndpointMemory, EndpointState, ServiceFlows, ServiceStats, Shortages,
+        endpoint_flag, plan_flag,
     },
     addr::Ip6,
 };
@@ -47,6 +47,8 @@ pub struct Programmed {
     pub plan: u32,
     pub content: abi::Plan,
     pub endpoints: Arc<[abi::Endpoint]>,
+    /// The weights of the endpoints; empty if all are the same.
+    pub weights: Box<[u16]>,
     /// Which of [`EndpointState::slots`] the published plan's positions are in. The other one is
     /// what changes next, so that a reader of either plan finds its position all the time.
     pub lane: u8,
@@ -66,6 +68,7 @@ impl Programmed {
             plan: 0,
             content: abi::Plan::default(),
             endpoints: Arc::default(),
+            weights: Box::default(),
             lane: 0,
             claimant: None,
             port: 0,
@@ -126,6 +129,7 @@ pub(super) struct Next {
     pub index: u32,
     pub content: abi::Plan,
     pub endpoints: Vec<abi::Endpoint>,
+    pub weights: Box<[u16]>,
 }
 
 impl MapWriter {
@@ -400,6 +404,7 @@ impl MapWriter {
         current.plan != 0
             && content == wanted.content
             && self.source_sets.number(&plan.source_ranges) == Some(current.content.source_set)
+            && current.weights == wanted.weights
             && current.endpoints.len() == wanted.endpoints.len()
             && current
                 .endpoints
@@ -434,6 +439,7 @@ impl MapWriter {
             index: self.plan_number(key, plan.rank, taken)?,
             content,
             endpoints,
+            weights: wanted.weights.clone(),
         })
     }
 
@@ -519,6 +525,7 @@ impl MapWriter {
             self.maps
                 .endpoint_memory
                 .write(*id, &EndpointMemory::default());
+            self.write_weight(*id, 0);
         }
         Ok(endpoints)
     }
@@ -535,6 +542,7 @@ impl MapWriter {
         if slots.len() > usize::from(u16::MAX) {
             return Err(NotProgrammed::TooManyForMaglev(slots.len()));
         }
+        let weights = plan.endpoints.weights();
         let sets = [plan.endpoints.cluster(), plan.endpoints.local()];
         let wanted = sets.iter().filter(|set| !set.is_empty()).count();
         let has = self.programmed[key].tables();
@@ -546,7 +554,9 @@ impl MapWriter {
         for (table, set) in tables.iter_mut().zip(sets) {
             // Sets are parts of the slots; the kernel counts from the first slot.
             let offset = slots.iter().position(|slot| set.first() == Some(slot));
-            let offset = offset.unwrap_or(0) as u16;
+            let offset = offset.unwrap_or(0);
+            let weights = weights.get(offset..offset + set.len()).unwrap_or_default();
+            let (set, offset) = ((set, weights), offset as u16);
             let row = self.take(|s| s.lookup_tables.acquire(set, offset, rows, spare, &s.maps));
             *table = row.ok_or(NotProgrammed::Maglev { rows })?;
             taken.lookup_tables.push(*table);
@@ -590,6 +600,7 @@ impl MapWriter {
             index,
             content,
             endpoints,
+            weights,
         } = next;
         let current = &self.programmed[key];
         let slots = content.first..content.first + endpoints.len() as u32;
@@ -600,6 +611,12 @@ impl MapWriter {
             // What is there already may be read.
             if there != Some(endpoint) {
                 self.maps.endpoints.write(slot, endpoint);
+            }
+        }
+        // None of them decides whether an endpoint may be picked: so they need not change with the plan.
+        if !weights.is_empty() || !current.weights.is_empty() {
+            for (endpoint, weight) in endpoints.iter().zip(all_weights(&weights)) {
+                self.write_weight(endpoint.id, weight);
             }
         }
         let lane = 1 - current.lane;
@@ -623,6 +640,7 @@ impl MapWriter {
         current.plan = index;
         current.content = content;
         current.endpoints = endpoints.into();
+        current.weights = weights;
         current.lane = lane;
         for (resource, from, to) in [
             (
@@ -653,6 +671,14 @@ impl MapWriter {
         }
     }
 
+    /// Writes an endpoint's weight beside the connections that programs count.
+    pub(super) fn write_weight(&self, endpoint: u32, weight: u32) {
+        let loads = &self.maps.endpoint_loads;
+        if loads.read(endpoint).weight != weight {
+            loads.publish(endpoint, offset_of!(EndpointLoad, weight), weight);
+        }
+    }
+
     /// Writes both positions of an endpoint at once.
     pub(super) fn write_position(&self, endpoint: u32, slots: [u32; 2]) {
         let word = u64::from(slots[0]) | u64::from(slots[1]) << 32;
@@ -666,6 +692,8 @@ impl MapWriter {
 pub(super) struct Wanted {
     /// In the order of the classes.
     pub endpoints: Vec<abi::Endpoint>,
+    /// Their weights; empty if all are the same.
+    pub weights: Box<[u16]>,
     pub content: abi::Plan,
 }
 
@@ -690,6 +718,12 @@ impl Wanted {
         if plan.algorithm == Algorithm::LeastConnections {
             flags |= plan_flag::LEAST_CONNECTIONS;
         }
+        let is_maglev = plan.algorithm == Algorithm::Maglev;
+        let weights = plan.endpoints.weights();
+        let has_tables = !weights.is_empty() || is_maglev && !plan.endpoints.is_empty();
+        if !is_maglev && !weights.is_empty() {
+            flags |= plan_flag::DRAWN;
+        }
         let affinity = plan
             .session_affinity
             .map_or(0, |timeout| timeout.as_secs().max(1));
@@ -700,15 +734,13 @@ impl Wanted {
         });
         Self {
             endpoints: endpoints.collect(),
+            weights: weights.into(),
             content: abi::Plan {
                 service: id,
                 counts: plan.endpoints.counts(),
                 flags,
                 affinity_seconds: u32::try_from(affinity).unwrap_or(u32::MAX),
-                maglev_rows: match plan.algorithm {
-                    Algorithm::Maglev if !plan.endpoints.is_empty() => facts.maglev_rows,
-                    _ => 0,
-                },
+                maglev_rows: if has_tables { facts.maglev_rows } else { 0 },
                 most: plan.max_connections_per_endpoint,
                 ..abi::Plan::default()
             },
@@ -717,10 +749,24 @@ impl Wanted {
 }
 
 impl Wanted {
+    /// The weights of some of its endpoints, wherever they are among them.
+    pub(super) fn weights_of(&self, some: &[abi::Endpoint]) -> Box<[u16]> {
+        if self.weights.is_empty() {
+            return Box::default();
+        }
+        let all = self.endpoints.iter().zip(&self.weights);
+        let weights: HashMap<_, _> = all.map(|(e, weight)| (place(e), *weight)).collect();
+        let some = some.iter().map(place);
+        some.map(|place| weights.get(&place).copied().unwrap_or_default())
+            .collect()
+    }
+
     /// The first `count` endpoints alone, picked at random.
     pub(super) fn first(&self, count: usize) -> Self {
         let mut first = self.clone();
         first.endpoints.truncate(count);
+        let weights = first.weights.iter().copied();
+        first.weights = weights.take(count).collect();
         let mut left = count as u32;
         for count in &mut first.content.counts {
             *count = left.min(*count);
@@ -759,6 +805,12 @@ pub(super) fn places(endpoints: &[abi::Endpoint]) -> HashMap<Place, u32> {
     numbers
         .map(|endpoint| (place(endpoint), endpoint.id))
         .collect()
+}
+
+/// The weights of endpoints as they are in their loads, 0 for those without one.
+pub(super) fn all_weights(weights: &[u16]) -> impl Iterator<Item = u32> {
+    let own = weights.iter().map(|weight| u32::from(*weight));
+    own.chain(std::iter::repeat(0))
 }
 
 /// What of a range another one has not.

@@ -34,17 +34,17 @@ impl LookupTables {
         elements / rows.div_ceil(MAGLEV_ROWS).max(1)
     }
 
-    /// First row of the table for a set of endpoints, which gets one more reference; `None` if
+    /// First row of the table for a set of endpoints and their weights, which gets one more reference; `None` if
     /// there is no room that leaves so many elements free.
     pub fn acquire(
         &mut self,
-        set: &[SocketAddr],
+        (set, weights): (&[SocketAddr], &[u16]),
         offset: u16,
         rows: u32,
         reserve: u32,
         maps: &Maps,
     ) -> Option<u32> {
-        let content = maglev::table(set, offset, rows);
+        let content = maglev::table(set, weights, offset, rows);
         if content.is_empty() {
             return Some(NO_TABLE);
         }

@@ -8,11 +8,11 @@
 
 use std::{collections::HashMap, fmt, net::IpAddr};
 
-use lb_common::abi;
+use lb_common::abi::{self, plan_flag};
 use lb_datapath::maps::{Elements, Entries, Position, SourceKey};
 use lb_objects::IpFamily;
 
-use super::{Key, MapWriter, frontends::Address};
+use super::{Key, MapWriter, frontends::Address, service::all_weights};
 
 /// Single look-ups at a time.
 const LOOKUPS: usize = 512;
@@ -346,7 +346,9 @@ impl MapWriter {
             findings.element("PLANS", &*maps.plans, content, key);
         }
         let lane = usize::from(programmed.lane);
-        for (slot, endpoint) in programmed.slots().zip(&*programmed.endpoints) {
+        let is_weighed = programmed.content.has(plan_flag::LEAST_CONNECTIONS);
+        let slots = programmed.slots().zip(&*programmed.endpoints);
+        for ((slot, endpoint), weight) in slots.zip(all_weights(&programmed.weights)) {
             findings.element("ENDPOINTS", &*maps.endpoints, (slot, endpoint), key);
             let slots = maps.endpoint_states.read(endpoint.id).slots;
             let is_wrong = slots[lane] != slot;
@@ -357,6 +359,14 @@ impl MapWriter {
             findings.compared("ENDPOINT_STATES", wrong, || {
                 format!("{} of {key}", endpoint.id)
             });
+            if is_weighed {
+                let is_wrong = maps.endpoint_loads.read(endpoint.id).weight != weight;
+                self.write_weight(endpoint.id, weight);
+                let wrong = is_wrong.then_some(Wrong::Changed);
+                findings.compared("ENDPOINT_LOADS", wrong, || {
+                    format!("{} of {key}", endpoint.id)
+                });
+            }
         }
     }
 }

@@ -8,7 +8,7 @@ use std::{
 };
 
 use lb_objects::{
-    Endpoint, EndpointSlice, IpFamily, Protocol, RemovedEndpoints, ServicePort, SharedName,
+    Endpoint, EndpointSlice, IpFamily, Protocol, RemovedEndpoints, ServicePort, SharedName, Weights,
 };
 
 use super::node::LocalNode;
@@ -72,6 +72,8 @@ pub enum TopologyMode {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClassifiedEndpoints {
     slots: Box<[SocketAddr]>,
+    /// Of the slots; empty if all have the same.
+    weights: Box<[u16]>,
     counts: [u32; 6],
     topology: TopologyMode,
 }
@@ -80,6 +82,11 @@ impl ClassifiedEndpoints {
     /// All usable endpoints, class after class.
     pub fn slots(&self) -> &[SocketAddr] {
         &self.slots
+    }
+
+    /// The weights of [`Self::slots`]; empty if all are the same.
+    pub fn weights(&self) -> &[u16] {
+        &self.weights
     }
 
     /// The number of endpoints in each class, in the order of [`EndpointClass::ALL`].
@@ -129,26 +136,33 @@ impl ClassifiedEndpoints {
     }
 
     fn new<'a>(
-        endpoints: impl Iterator<Item = (SocketAddr, &'a Endpoint)> + Clone,
+        endpoints: impl Iterator<Item = (SocketAddr, Member<'a>)> + Clone,
+        weights: &Weights,
         node: &LocalNode,
     ) -> Self {
-        let topology = topology_mode(
-            || endpoints.clone().map(|(_, e)| e).filter(|e| e.ready),
-            node,
-        );
-        let mut classes: [Vec<SocketAddr>; 6] = Default::default();
-        for (address, endpoint) in endpoints {
-            if let Some(class) = classify(endpoint, topology, node) {
-                classes[class as usize].push(address);
+        let ready = || endpoints.clone().map(|(_, member)| member.endpoint);
+        let topology = topology_mode(|| ready().filter(|e| e.ready), node);
+        let mut classes: [Vec<(SocketAddr, u16)>; 6] = Default::default();
+        for (address, member) in endpoints {
+            if let Some(class) = classify(member.endpoint, topology, node) {
+                classes[class as usize].push((address, member.weight(weights)));
             }
         }
 
         for class in &mut classes {
-            class.sort_by_cached_key(SocketAddr::to_string);
+            class.sort_by_cached_key(|(address, _)| address.to_string());
         }
+        let all = || classes.iter().flatten();
+        let weights: Vec<_> = all().map(|(_, weight)| *weight).collect();
+        let are_same = weights.windows(2).all(|pair| pair[0] == pair[1]);
         Self {
             counts: std::array::from_fn(|class| classes[class].len() as u32),
-            slots: classes.concat().into(),
+            slots: all().map(|(address, _)| *address).collect(),
+            weights: if are_same {
+                Box::default()
+            } else {
+                weights.into()
+            },
             topology,
         }
     }
@@ -162,7 +176,21 @@ impl ClassifiedEndpoints {
 
 /// A Service's slices of one family, merged per slice port, without duplicates.
 pub(super) struct MergedSlices<'a> {
-    ports: BTreeMap<(&'a str, Protocol), HashMap<SocketAddr, &'a Endpoint>>,
+    ports: BTreeMap<(&'a str, Protocol), HashMap<SocketAddr, Member<'a>>>,
+}
+
+/// An endpoint, and the weight that its slice gives it.
+#[derive(Clone, Copy)]
+struct Member<'a> {
+    endpoint: &'a Endpoint,
+    weight: u16,
+}
+
+impl Member<'_> {
+    /// Its weight in a Service with these.
+    fn weight(self, weights: &Weights) -> u16 {
+        weights.of(self.endpoint).unwrap_or(self.weight)
+    }
 }
 
 impl<'a> MergedSlices<'a> {
@@ -172,7 +200,7 @@ impl<'a> MergedSlices<'a> {
         let mut slices = slices.to_vec();
         slices.sort_by(|a, b| a.name.cmp(&b.name));
 
-        let mut ports: BTreeMap<_, HashMap<_, &Endpoint>> = BTreeMap::new();
+        let mut ports: BTreeMap<_, HashMap<_, Member<'_>>> = BTreeMap::new();
         for slice in slices {
             for port in &slice.ports {
                 let merged = ports.entry((&*port.name, port.protocol)).or_default();
@@ -185,7 +213,8 @@ impl<'a> MergedSlices<'a> {
                     // used, of two terminating ones the first.
                     let key = SocketAddr::new(endpoint.address, port.port);
                     if !endpoint.terminating || !merged.contains_key(&key) {
-                        merged.insert(key, endpoint);
+                        let weight = slice.weight;
+                        merged.insert(key, Member { endpoint, weight });
                     }
                 }
             }
@@ -193,16 +222,17 @@ impl<'a> MergedSlices<'a> {
         Self { ports }
     }
 
-    /// The endpoints behind the service port of this name and protocol, in classes.
+    /// The endpoints behind a port of a Service with these weights, in classes.
     pub(super) fn classify(
         &self,
-        port: &str,
-        protocol: Protocol,
+        port: &ServicePort,
+        weights: &Weights,
         node: &LocalNode,
     ) -> ClassifiedEndpoints {
-        match self.ports.get(&(port, protocol)) {
-            Some(endpoints) => {
-                ClassifiedEndpoints::new(endpoints.iter().map(|(key, e)| (*key, *e)), node)
+        match self.ports.get(&(&*port.name, port.protocol)) {
+            Some(members) => {
+                let members = members.iter().map(|(key, member)| (*key, *member));
+                ClassifiedEndpoints::new(members, weights, node)
             }
             None => ClassifiedEndpoints::default(),
         }
@@ -222,7 +252,7 @@ impl<'a> MergedSlices<'a> {
         let key = (&*port.name, port.protocol);
         let endpoints = self.ports.get(&key).into_iter().flatten();
         let mut remaining: Vec<_> = endpoints
-            .filter(|(_, endpoint)| remains(endpoint))
+            .filter(|(_, member)| remains(member.endpoint))
             .map(|(address, _)| *address)
             .collect();
         remaining.sort_unstable();
@@ -235,7 +265,7 @@ impl<'a> MergedSlices<'a> {
             .ports
             .values()
             .flatten()
-            .filter(|(_, endpoint)| endpoint.ready && node.hosts(endpoint))
+            .filter(|(_, member)| member.endpoint.ready && node.hosts(member.endpoint))
             .map(|(address, _)| address.ip())
             .collect();
         addresses.sort_unstable();

@@ -87,7 +87,7 @@ pub fn plan_after(
             internal_policy: service.internal_traffic_policy,
             external_policy: external_policy(service),
             externally_accessible: frontend::externally_accessible(service, family, port),
-            endpoints: slices.classify(&port.name, port.protocol, node),
+            endpoints: slices.classify(port, &service.weights, node),
             remaining: slices.remaining(port, service.removed_endpoints),
             source_ranges: source_ranges.clone(),
             session_affinity: service.session_affinity,

@@ -1,7 +1,7 @@
 //! What events do to the store.
 
 use lb_objects::{
-    Algorithm, Endpoint, Refused, RemovedEndpoints, ServiceType, Standing, TrafficPolicy,
+    Algorithm, Endpoint, Refused, RemovedEndpoints, ServiceType, Standing, TrafficPolicy, Weights,
 };
 
 use super::*;
@@ -297,6 +297,7 @@ fn service(service: &str, cluster_ip: &str) -> Event {
         health_check_node_port: 0,
         session_affinity: None,
         algorithm: Algorithm::Random,
+        weights: Weights::default(),
         removed_endpoints: RemovedEndpoints::Keep,
         max_connections: 0,
         max_connections_per_endpoint: 0,
@@ -318,6 +319,7 @@ fn slice(slice: &str, service: &str, address: &str) -> Event {
     let slice = EndpointSlice {
         name: name(slice),
         service: service.to_owned(),
+        weight: 1,
         ports: Vec::new(),
         endpoints: vec![endpoint],
     };

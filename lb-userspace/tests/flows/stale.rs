@@ -9,7 +9,7 @@ use std::{
 use lb_common::flow::{flow_flag, record::flags, tag};
 use lb_objects::{
     Algorithm, Endpoint, EndpointPort, EndpointSlice, Node, ObjectName, Protocol, RemovedEndpoints,
-    Service, ServicePort, ServiceType, TrafficPolicy,
+    Service, ServicePort, ServiceType, TrafficPolicy, Weights,
 };
 use lb_vectors::{Conntrack, ConntrackFlow, Delete, Vectors};
 use node_lb::{
@@ -279,6 +279,7 @@ fn service(protocol: Protocol, ports: &[&str]) -> Service {
         health_check_node_port: 0,
         session_affinity: None,
         algorithm: Algorithm::Random,
+        weights: Weights::default(),
         removed_endpoints: RemovedEndpoints::Keep,
         max_connections: 0,
         max_connections_per_endpoint: 0,
@@ -290,6 +291,7 @@ fn slice(name: &str, ports: &[(&str, u16)], addresses: &[IpAddr]) -> EndpointSli
     EndpointSlice {
         name: ObjectName::new("ns", name),
         service: "svc".to_owned(),
+        weight: 1,
         ports: ports
             .iter()
             .map(|(name, port)| EndpointPort {

@@ -7,7 +7,7 @@ use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use lb_objects::{
     Algorithm, Endpoint, EndpointPort, EndpointSlice, Node, ObjectName, Protocol, RemovedEndpoints,
-    Service, ServicePort, ServiceType, TrafficPolicy,
+    Service, ServicePort, ServiceType, TrafficPolicy, Weights,
 };
 use node_lb::{
     agent::{
@@ -533,6 +533,7 @@ fn planned(namespace: &str, name: &str, endpoints: &[&str]) -> ServicePlan {
         health_check_node_port: 0,
         session_affinity: None,
         algorithm: Algorithm::Random,
+        weights: Weights::default(),
         removed_endpoints: RemovedEndpoints::Keep,
         max_connections: 0,
         max_connections_per_endpoint: 0,
@@ -541,6 +542,7 @@ fn planned(namespace: &str, name: &str, endpoints: &[&str]) -> ServicePlan {
     let slice = EndpointSlice {
         name: object(namespace, &format!("{name}-1")),
         service: name.to_owned(),
+        weight: 1,
         ports: vec![EndpointPort {
             name: "http".into(),
             protocol: Protocol::Tcp,

@@ -70,8 +70,8 @@ impl Services<Ip4> for Cpu {
         self.world.endpoints.get(index as usize)
     }
 
-    fn less_loaded(&self, set: Range, number: u32) -> u32 {
-        select::less_loaded::<Ip4, _>(self, set, number)
+    fn less_loaded(&self, one: u32, other: u32) -> u32 {
+        select::less_loaded::<Ip4, _>(self, one, other)
     }
 
     fn sticky_index(&self, plan: &Plan, policy: Policy, tuple: &Tuple<Ip4>) -> u64 {

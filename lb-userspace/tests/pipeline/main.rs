@@ -36,3 +36,4 @@ mod stress;
 mod unknown;
 mod vectors;
 mod waiting;
+mod weights;

@@ -13,7 +13,7 @@ use lb_common::{
 use lb_datapath::memory::Route;
 use lb_objects::{
     Algorithm, Endpoint, EndpointPort, EndpointSlice, IpFamily, Node, ObjectName, Protocol,
-    RemovedEndpoints, Service, ServicePort, ServiceType, SharedName, TrafficPolicy,
+    RemovedEndpoints, Service, ServicePort, ServiceType, SharedName, TrafficPolicy, Weights,
 };
 use lb_packet::{Header, TCP, UDP, tcp_flag::SYN};
 use node_lb::{
@@ -52,6 +52,8 @@ pub struct Scene {
     pub internal: TrafficPolicy,
     pub external: TrafficPolicy,
     pub endpoints: Vec<Place>,
+    /// Of the endpoints from the first one on; all others have the usual one.
+    pub weights: Vec<u16>,
     /// Whether the node's own sockets reach the node port at loopback addresses.
     pub localhost: bool,
     /// The endpoint that is gone; the others keep their places.
@@ -111,6 +113,7 @@ impl Scene {
             internal: TrafficPolicy::Cluster,
             external: TrafficPolicy::Cluster,
             endpoints: vec![Place::Remote],
+            weights: Vec::new(),
             localhost: false,
             absent: None,
             affinity: None,
@@ -345,6 +348,7 @@ impl Scene {
             health_check_node_port: 0,
             session_affinity: self.affinity,
             algorithm: self.algorithm,
+            weights: Weights::default(),
             removed_endpoints: RemovedEndpoints::Keep,
             max_connections: self.limits.service,
             max_connections_per_endpoint: self.limits.endpoint,
@@ -365,6 +369,7 @@ impl Scene {
                 EndpointSlice {
                     name: name(&format!("web-{index}")),
                     service: "web".into(),
+                    weight: self.weights.get(index).copied().unwrap_or(1),
                     ports: vec![EndpointPort {
                         name: SharedName::default(),
                         protocol: self.protocol(),

@@ -232,7 +232,7 @@ fn maglev_lookup_follows_the_tables() {
         (Policy::Cluster, sets.cluster()),
         (Policy::Local, sets.local()),
     ] {
-        let table = maglev::table(set, 0, MAGLEV_ROWS);
+        let table = maglev::table(set, &[], 0, MAGLEV_ROWS);
         let mut picks = BTreeSet::new();
         for port in 1..500 {
             let tuple = tuple(&scene, port);

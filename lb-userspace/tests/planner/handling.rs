@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use lb_objects::{
     Algorithm, Endpoint, EndpointPort, EndpointSlice, IpFamily, Node, ObjectName, Protocol,
-    RemovedEndpoints, Service, ServicePort, ServiceType, SharedName, TrafficPolicy,
+    RemovedEndpoints, Service, ServicePort, ServiceType, SharedName, TrafficPolicy, Weights,
 };
 use node_lb::plan::{
     EndpointClass, Frontend, FrontendKind, LocalNode, Plan, PlanOptions, ServicePlan, plan,
@@ -88,6 +88,42 @@ fn endpoints_are_sorted_by_text_within_a_class() {
     let port = first_port(&service(), &[&slice]);
     let expected = addresses(["10.0.0.3:80", "10.0.0.10:80", "10.0.0.9:80"]);
     assert_eq!(port.endpoints.slots(), expected);
+}
+
+#[test]
+fn weights_follow_their_endpoints_and_the_services_go_first() {
+    let heavy = EndpointSlice {
+        weight: 5,
+        ..slice(
+            "b",
+            80,
+            [ready("10.0.1.1", "node-2"), ready("10.0.1.2", "big")],
+        )
+    };
+    let plain = slice(
+        "a",
+        80,
+        [ready("10.0.0.2", "node-1"), ready("10.0.0.1", "big")],
+    );
+    let mut weighted = service();
+    weighted.weights.set_node("big".into(), 3);
+    weighted.weights.set_address("10.0.0.2".parse().unwrap(), 9);
+    let plan = first_port(&weighted, &[&heavy, &plain]);
+    let slots = plan.endpoints.slots().iter().map(ToString::to_string);
+    let weights = plan.endpoints.weights().iter().copied();
+    assert_eq!(
+        slots.zip(weights).collect::<Vec<_>>(),
+        [
+            ("10.0.0.2:80".to_owned(), 9), // the local one goes first
+            ("10.0.0.1:80".to_owned(), 3),
+            ("10.0.1.1:80".to_owned(), 5),
+            ("10.0.1.2:80".to_owned(), 3),
+        ]
+    );
+    let same = first_port(&service(), &[&heavy]);
+    assert_eq!(same.endpoints.weights(), [0; 0], "all have the same");
+    let removed = EndpointSlice { weight: 1, ..heavy };
+    assert_eq!(first_port(&service(), &[&removed]), same);
 }
 
 #[test]
@@ -439,6 +475,7 @@ fn service() -> Service {
         health_check_node_port: 0,
         session_affinity: None,
         algorithm: Algorithm::Random,
+        weights: Weights::default(),
         removed_endpoints: RemovedEndpoints::Keep,
         max_connections: 0,
         max_connections_per_endpoint: 0,
@@ -460,6 +497,7 @@ fn slice<const N: usize>(slice: &str, port: u16, endpoints: [Endpoint; N]) -> En
     EndpointSlice {
         name: name(slice),
         service: "svc".into(),
+        weight: 1,
         ports: vec![EndpointPort {
             name: SharedName::default(),
             protocol: Protocol::Tcp,

@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use lb_objects::{
     Algorithm, Endpoint, EndpointPort, EndpointSlice, Node, ObjectName, Protocol, RemovedEndpoints,
-    Service, ServicePort, ServiceType, SharedName, TrafficPolicy,
+    Service, ServicePort, ServiceType, SharedName, TrafficPolicy, Weights,
 };
 use node_lb::plan::{EndpointClass, LocalNode, Plan, PlanOptions, TopologyMode, Verdict, plan};
 use proptest::{collection::vec, option, prelude::*, sample::select};
@@ -149,6 +149,7 @@ fn service() -> impl Strategy<Value = Service> {
                     health_check_node_port: 0,
                     session_affinity: None,
                     algorithm: Algorithm::Random,
+                    weights: Weights::default(),
                     removed_endpoints: RemovedEndpoints::Keep,
                     max_connections: 0,
                     max_connections_per_endpoint: 0,
@@ -167,6 +168,7 @@ fn slice() -> impl Strategy<Value = EndpointSlice> {
     (vec(port, 0..3), vec(endpoint(), 0..6)).prop_map(|(ports, endpoints)| EndpointSlice {
         name: name("renamed"),
         service: "svc".into(),
+        weight: 1,
         ports,
         endpoints,
     })

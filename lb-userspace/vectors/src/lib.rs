@@ -7,7 +7,7 @@ use std::{collections::BTreeMap, net::IpAddr, time::Duration};
 use ipnet::IpNet;
 use lb_objects::{
     Algorithm, Endpoint, EndpointPort, EndpointSlice, Node, ObjectName, Protocol, RemovedEndpoints,
-    Service, ServicePort, ServiceType, SharedName, TrafficPolicy,
+    Service, ServicePort, ServiceType, SharedName, TrafficPolicy, Weights,
 };
 use node_lb::plan::{LocalNode, PlanOptions};
 use serde::Deserialize;
@@ -176,6 +176,7 @@ impl SliceRow {
                 format!("{}-{index}", service.name),
             ),
             service: service.name.to_string(),
+            weight: 1,
             ports: endpoint_ports(&self.ports),
             endpoints: self.endpoints.iter().map(EndpointRow::model).collect(),
         }
@@ -246,6 +247,7 @@ impl ServiceRow {
                 other => panic!("session affinity {other}"),
             },
             algorithm: Algorithm::Random,
+            weights: Weights::default(),
             removed_endpoints: RemovedEndpoints::Keep,
             max_connections: 0,
             max_connections_per_endpoint: 0,
@@ -323,6 +325,7 @@ fn slices(service: &ObjectName, endpoints: &[EndpointRow]) -> Vec<EndpointSlice>
                 format!("{}-{index}", service.name),
             ),
             service: service.name.to_string(),
+            weight: 1,
             ports: endpoint_ports(&endpoint.ports()),
             endpoints: vec![endpoint.model()],
         })

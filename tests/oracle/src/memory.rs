@@ -12,7 +12,7 @@ use lb_common::{
 use lb_datapath::memory::{MemoryFrame, Route};
 use lb_objects::{
     Algorithm, Endpoint, EndpointPort, EndpointSlice, Node, ObjectName, Protocol, RemovedEndpoints,
-    Service, ServicePort, ServiceType, SharedName, TrafficPolicy,
+    Service, ServicePort, ServiceType, SharedName, TrafficPolicy, Weights,
 };
 use lb_packet::Mac;
 use node_lb::{
@@ -240,6 +240,7 @@ fn service(name: &str, spec: &ServiceSpec, scene: Scene) -> Service {
             true => Algorithm::Maglev,
             false => Algorithm::Random,
         },
+        weights: Weights::default(),
         removed_endpoints: RemovedEndpoints::Keep,
         max_connections: 0,
         max_connections_per_endpoint: 0,
@@ -258,6 +259,7 @@ fn slice(name: &str, spec: &ServiceSpec, endpoint: &EndpointSpec) -> EndpointSli
     EndpointSlice {
         name: object(&format!("{name}-{}", endpoint.port)),
         service: name.to_owned(),
+        weight: 1,
         ports: vec![EndpointPort {
             name: SharedName::default(),
             protocol: protocol(spec),

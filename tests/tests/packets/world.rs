@@ -344,7 +344,7 @@ impl World {
         let endpoints: Vec<_> = endpoints.collect();
         let offset = (set.first - plan.first) as u16;
         let first = self.next_rows;
-        for rows in maglev::table(&endpoints, offset, MAGLEV_ROWS).chunks(4) {
+        for rows in maglev::table(&endpoints, &[], offset, MAGLEV_ROWS).chunks(4) {
             let position = |index: usize| rows.get(index).copied().unwrap_or(u16::MAX);
             let positions = std::array::from_fn(position);
             self.maglev.write(self.next_rows, &MaglevRows { positions });

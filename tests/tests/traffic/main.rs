@@ -15,3 +15,4 @@ mod singly;
 mod sizes;
 mod sockets;
 mod unknown;
+mod weights;

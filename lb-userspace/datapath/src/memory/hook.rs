@@ -171,8 +171,8 @@ impl<A: Family, const ANY_DEVICE: bool> Services<A> for Hook<'_, ANY_DEVICE> {
         self.tables.endpoint(index)
     }
 
-    fn less_loaded(&self, set: Range, number: u32) -> u32 {
-        select::less_loaded::<A, _>(self, set, number)
+    fn less_loaded(&self, one: u32, other: u32) -> u32 {
+        select::less_loaded::<A, _>(self, one, other)
     }
 
     fn sticky_index(&self, plan: &Plan, policy: Policy, tuple: &Tuple<A>) -> u64 {

@@ -242,6 +242,11 @@ impl MemoryTables {
         self.storage.endpoint_loads.read(endpoint).open
     }
 
+    /// The weight of an endpoint, by its id; 0 if its Service has none.
+    pub fn weight_of(&self, endpoint: u32) -> u32 {
+        self.storage.endpoint_loads.read(endpoint).weight
+    }
+
     /// Sets a limit of connections, and what is counted of it.
     pub fn set_seats(&self, index: u32, seats: &flow::Seats) {
         let (map, index) = self.limit(index);
@@ -391,7 +396,11 @@ impl MemoryTables {
         }
         for endpoint in self.plan(service).into_iter().flat_map(|p| self.range(p)) {
             endpoint_memory.write(endpoint.id, &EndpointMemory::default());
-            endpoint_loads.write(endpoint.id, &EndpointLoad::default());
+            let load = EndpointLoad {
+                open: 0,
+                ..endpoint_loads.read(endpoint.id)
+            };
+            endpoint_loads.write(endpoint.id, &load);
             let state = EndpointState {
                 connections: 0,
                 ..endpoint_states.read(endpoint.id)

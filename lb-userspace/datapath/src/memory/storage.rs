@@ -101,6 +101,7 @@ impl Storage {
             endpoints: Box::new(self.endpoints.clone()),
             endpoint_states: Arc::new(self.endpoint_states.clone()),
             endpoint_memory: Arc::new(self.endpoint_memory.clone()),
+            endpoint_loads: Box::new(self.endpoint_loads.clone()),
             service_stats: Arc::new(self.service_stats.clone()),
             service_shortages: Arc::new(self.service_shortages.clone()),
             service_flows: Arc::new(self.service_flows.clone()),

@@ -7,12 +7,14 @@ use super::{
     Translate,
     field::{self, Findings, Invalid},
 };
-use crate::{Endpoint, EndpointPort, EndpointSlice, ObjectName, SharedName};
+use crate::{DEFAULT_WEIGHT, Endpoint, EndpointPort, EndpointSlice, ObjectName, SharedName};
 
 /// The label that names the Service of a slice.
 const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
 /// The label that marks the slices of headless Services, whatever its value.
 const HEADLESS_LABEL: &str = "service.kubernetes.io/headless";
+/// The weight of each of its endpoints, unless the Service gives one another.
+const WEIGHT_ANNOTATION: &str = "node-lb.io/weight";
 /// The API server's limit for one slice.
 const MAX_ENDPOINTS: usize = 1000;
 
@@ -67,10 +69,22 @@ impl Translate for discovery::EndpointSlice {
             name,
             service: service.to_owned(),
             ports,
+            weight: weight(&self.metadata, findings),
             endpoints,
         };
         Ok(Some(Object::EndpointSlice(slice.into())))
     }
+}
+
+fn weight(metadata: &ObjectMeta, findings: &mut Findings) -> u16 {
+    let annotations = metadata.annotations.as_ref();
+    let Some(text) = annotations.and_then(|all| all.get(WEIGHT_ANNOTATION)) else {
+        return DEFAULT_WEIGHT;
+    };
+    let field = format_args!("metadata.annotations[{WEIGHT_ANNOTATION}]");
+    let weight = field::weight(field, text, ", and is taken as 1");
+    let weight = findings.check(Refused::Value, weight);
+    weight.unwrap_or(DEFAULT_WEIGHT)
 }
 
 /// Ports without a name or a number are left out, as in kube-proxy.

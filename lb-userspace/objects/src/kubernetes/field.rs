@@ -5,12 +5,14 @@ use std::{
     borrow::Cow,
     fmt::Display,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    ops::RangeInclusive,
+    str::FromStr,
 };
 
 use ipnet::IpNet;
 
 use super::super::{Kind, ObjectRef, Problem, Refused, quoted};
-use crate::{Protocol, SharedName};
+use crate::{MAX_WEIGHT, Protocol, SharedName};
 
 /// The longest RFC 1123 label.
 const MAX_LABEL: usize = 63;
@@ -105,12 +107,29 @@ impl Findings {
 /// # Errors
 /// If it is no whole number, or one that is too large.
 pub fn connections(field: impl Display, text: &str, otherwise: &str) -> Result<u32, Invalid> {
-    const MOST: u32 = i32::MAX as u32;
+    whole_number(field, text, 0..=i32::MAX as u32, otherwise)
+}
+
+/// The weight of an endpoint, likewise.
+///
+/// # Errors
+/// If it is no whole number, zero, or too large.
+pub fn weight(field: impl Display, text: &str, otherwise: &str) -> Result<u16, Invalid> {
+    whole_number(field, text, 1..=MAX_WEIGHT, otherwise)
+}
+
+fn whole_number<T: FromStr + PartialOrd + Display>(
+    field: impl Display,
+    text: &str,
+    range: RangeInclusive<T>,
+    otherwise: &str,
+) -> Result<T, Invalid> {
     let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     match text.parse() {
-        Ok(most) if digits && most <= MOST => Ok(most),
+        Ok(number) if digits && range.contains(&number) => Ok(number),
         _ => {
-            let rule = format!("must be a whole number from 0 to {MOST}{otherwise}");
+            let (least, most) = range.into_inner();
+            let rule = format!("must be a whole number from {least} to {most}{otherwise}");
             Err(Invalid::text(field, text, rule))
         }
     }

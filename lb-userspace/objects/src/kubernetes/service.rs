@@ -8,19 +8,23 @@ use k8s_openapi::{
 };
 
 use super::{
-    super::{Kind, Object, Refused},
+    super::{Kind, Object, Refused, quoted},
     Translate,
     field::{self, Findings, Invalid},
     namespace::MAX_CONNECTIONS_ANNOTATION,
 };
 use crate::{
     Algorithm, ObjectName, RemovedEndpoints, Service, ServicePort, ServiceType, TrafficPolicy,
+    Weights,
 };
 
 /// With this label a Service is left to another service proxy.
 const PROXY_NAME_LABEL: &str = "service.kubernetes.io/service-proxy-name";
 /// How an endpoint is chosen: `random` (default), `maglev` or `least-connections`.
 const ALGORITHM_ANNOTATION: &str = "node-lb.io/algorithm";
+/// The weights of endpoints, with commas between them: `192.0.2.1=3` for an address, `node/big=2` for
+/// all endpoints on a node.
+const WEIGHTS_ANNOTATION: &str = "node-lb.io/weights";
 /// What happens to connections to an endpoint that leaves the Service: `keep` (default) or `reset`.
 const REMOVED_ENDPOINTS_ANNOTATION: &str = "node-lb.io/removed-endpoints";
 /// The most connections that each endpoint may have from a node, by service port and family; `0`
@@ -88,6 +92,7 @@ impl Translate for core::Service {
             )?,
             session_affinity: session_affinity(spec, findings)?,
             algorithm: algorithm(&self.metadata, findings),
+            weights: weights(&self.metadata, findings),
             removed_endpoints: removed_endpoints(&self.metadata, findings),
             max_connections: most(&self.metadata, MAX_CONNECTIONS_ANNOTATION, findings),
             max_connections_per_endpoint: most(
@@ -284,6 +289,40 @@ fn algorithm(metadata: &ObjectMeta, findings: &mut Findings) -> Algorithm {
         ("least-connections", Algorithm::LeastConnections),
     ];
     annotation(metadata, ALGORITHM_ANNOTATION, values, findings)
+}
+
+/// The weights that can be read. Whatever breaks a rule is left out.
+fn weights(metadata: &ObjectMeta, findings: &mut Findings) -> Weights {
+    let mut weights = Weights::default();
+    let annotations = metadata.annotations.as_ref();
+    let Some(text) = annotations.and_then(|all| all.get(WEIGHTS_ANNOTATION)) else {
+        return weights;
+    };
+    for entry in text.split(',').map(str::trim) {
+        if !entry.is_empty() {
+            findings.check(Refused::Value, add_weight(entry, &mut weights));
+        }
+    }
+    weights
+}
+
+fn add_weight(entry: &str, weights: &mut Weights) -> Result<(), Invalid> {
+    let field = format_args!("metadata.annotations[{WEIGHTS_ANNOTATION}]");
+    let invalid = || {
+        let rule = "must be ADDRESS=WEIGHT or node/NAME=WEIGHT, and is left out";
+        Invalid::text(field, entry, rule)
+    };
+    let (whose, weight) = entry.split_once('=').ok_or_else(invalid)?;
+    let of_entry = format_args!("{field}: the weight of {}", quoted(whose.trim()));
+    let weight = field::weight(of_entry, weight.trim(), ", and is left out")?;
+    match whose.trim().split_once("node/") {
+        Some(("", node)) if !node.is_empty() => weights.set_node(node.into(), weight),
+        _ => {
+            let address = whose.trim().parse().map_err(|_| invalid())?;
+            weights.set_address(address, weight);
+        }
+    }
+    Ok(())
 }
 
 fn removed_endpoints(metadata: &ObjectMeta, findings: &mut Findings) -> RemovedEndpoints {

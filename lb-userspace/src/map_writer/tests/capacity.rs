@@ -3,7 +3,7 @@
 use super::*;
 
 const NO_TABLE: &str = "no room for a Maglev lookup table of 13 rows: MAGLEV is full; endpoints are \
-                        picked at random";
+                        picked at random, without weights";
 
 /// Fills one map, and checks that the service that finds no room waits with this message, the
 /// others work, and it is programmed as soon as another one goes.

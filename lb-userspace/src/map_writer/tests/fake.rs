@@ -9,9 +9,9 @@ use std::{
 
 use lb_common::{
     abi::{
-        ClusterIp, Decision, DestinationClass, Endpoint, EndpointMemory, EndpointState, FlowSchema,
-        Frontend, FrontendKey, MaglevRows, Plan, SERVICE_RANGES, Service, ServiceFlows,
-        ServiceRange, ServiceStats, Shortages,
+        ClusterIp, Decision, DestinationClass, Endpoint, EndpointLoad, EndpointMemory,
+        EndpointState, FlowSchema, Frontend, FrontendKey, MaglevRows, Plan, SERVICE_RANGES,
+        Service, ServiceFlows, ServiceRange, ServiceStats, Shortages,
     },
     addr::{Ip4, Ip6},
     flow::{
@@ -97,6 +97,7 @@ pub struct State {
     pub endpoints: Vec<Endpoint>,
     pub endpoint_states: Vec<EndpointState>,
     pub endpoint_memory: Vec<EndpointMemory>,
+    pub endpoint_loads: Vec<EndpointLoad>,
     pub service_stats: Vec<ServiceStats>,
     service_shortages: Vec<Shortages>,
     pub service_flows: Vec<ServiceFlows>,
@@ -138,6 +139,7 @@ impl Kernel {
             endpoints: vec![Endpoint::default(); sizes.endpoints],
             endpoint_states: vec![EndpointState::default(); sizes.endpoint_states],
             endpoint_memory: vec![EndpointMemory::default(); sizes.endpoint_states],
+            endpoint_loads: vec![EndpointLoad::default(); sizes.endpoint_states],
             service_stats: vec![ServiceStats::default(); sizes.services],
             service_shortages: vec![Shortages::default(); sizes.services],
             service_flows: vec![ServiceFlows::default(); sizes.services],
@@ -176,6 +178,7 @@ impl Kernel {
             endpoints: self.array(|s| &mut s.endpoints, Element::Slot),
             endpoint_states: self.plain(|s| &mut s.endpoint_states).into(),
             endpoint_memory: self.plain(|s| &mut s.endpoint_memory).into(),
+            endpoint_loads: self.plain(|s| &mut s.endpoint_loads),
             service_stats: self.plain(|s| &mut s.service_stats).into(),
             service_shortages: self.plain(|s| &mut s.service_shortages).into(),
             service_flows: self.plain(|s| &mut s.service_flows).into(),
@@ -372,6 +375,13 @@ impl Poke for EndpointState {
     fn poke(&mut self, offset: usize, value: u64) {
         assert_eq!(offset, offset_of!(EndpointState, slots));
         self.slots = [value as u32, (value >> 32) as u32];
+    }
+}
+
+impl Poke for EndpointLoad {
+    fn poke(&mut self, offset: usize, value: u64) {
+        assert_eq!(offset, offset_of!(EndpointLoad, weight));
+        self.weight = value as u32;
     }
 }
 

@@ -9,7 +9,7 @@ use std::{
 
 use lb_objects::{
     Algorithm, Endpoint, EndpointPort, EndpointSlice, IpFamily, Node, ObjectName, Protocol,
-    RemovedEndpoints, Service, ServicePort, ServiceType, SharedName, TrafficPolicy,
+    RemovedEndpoints, Service, ServicePort, ServiceType, SharedName, TrafficPolicy, Weights,
 };
 
 use self::fake::{Kernel, PlanView, ROOMY, Sizes, View};
@@ -36,6 +36,7 @@ mod schemas;
 mod seats;
 mod tenants;
 mod verification;
+mod weights;
 
 /// Rows of Maglev tables: few, to keep the checks quick.
 const ROWS: u32 = 13;
@@ -62,6 +63,8 @@ struct Spec {
     maglev: bool,
     local: bool,
     endpoints: Vec<(u8, Condition)>,
+    /// Of the endpoints from the first one on; all others have the usual one.
+    weights: Vec<u16>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,6 +94,7 @@ fn spec(number: u8, endpoints: impl IntoIterator<Item = u8>) -> Spec {
             .into_iter()
             .map(|number| (number, Condition::Ready))
             .collect(),
+        weights: Vec::new(),
     }
 }
 
@@ -134,6 +138,7 @@ impl Spec {
                 true => Algorithm::Maglev,
                 false => Algorithm::Random,
             },
+            weights: self.weights(),
             removed_endpoints: RemovedEndpoints::Keep,
             max_connections: 0,
             max_connections_per_endpoint: 0,
@@ -142,6 +147,7 @@ impl Spec {
         let slice = EndpointSlice {
             name: name.clone(),
             service: name.name.to_string(),
+            weight: 1,
             ports: vec![EndpointPort {
                 name: SharedName::default(),
                 protocol: self.protocol,
@@ -156,6 +162,14 @@ impl Spec {
             plan.rank.importance = Importance::Essential;
         }
         plan
+    }
+
+    fn weights(&self) -> Weights {
+        let mut weights = Weights::default();
+        for ((number, _), weight) in self.endpoints.iter().zip(&self.weights) {
+            weights.set_address(self.ip(1, *number), *weight);
+        }
+        weights
     }
 
     fn key(&self) -> Key {
@@ -303,7 +317,21 @@ impl Bench {
             .map(|(address, (key, kind))| (address, view(&self.plans[&key], kind)))
             .collect();
         assert_eq!(self.kernel.state().views(), wanted);
+        for (key, plan) in &self.plans {
+            let (found, wanted) = (self.weights(key), plan.endpoints.weights());
+            let wanted = wanted.iter().map(|weight| u32::from(*weight));
+            let all = wanted.chain(std::iter::repeat(0));
+            assert!(found.iter().copied().eq(all.take(found.len())), "{found:?}");
+        }
         assert_eq!(self.waiting(), Vec::<String>::new());
+    }
+
+    /// The weights of a service port's endpoints, where programs find them.
+    fn weights(&self, key: &Key) -> Vec<u32> {
+        let state = self.kernel.state();
+        let endpoints = self.writer.programmed[key].endpoints.iter();
+        let loads = endpoints.map(|endpoint| &state.endpoint_loads[endpoint.id as usize]);
+        loads.map(|load| load.weight).collect()
     }
 
     fn writes(&self) -> usize {
@@ -349,11 +377,22 @@ fn view(plan: &Plan, kind: u8) -> View {
     let flags = u32::from(plan.internal_policy == TrafficPolicy::Local) * 2
         + u32::from(external_local) * 4
         + u32::from(plan.rank.is_essential()) * 16;
+    let (is_maglev, has_weights) = (
+        plan.algorithm == Algorithm::Maglev,
+        !endpoints.weights().is_empty(),
+    );
+    let flags = flags + u32::from(has_weights && !is_maglev) * 64;
+    let weight = |address: &SocketAddr| {
+        let mut slots = endpoints.slots().iter().zip(endpoints.weights());
+        let found = slots.find(|(slot, _)| *slot == address);
+        *found.map_or(&1, |(_, weight)| weight)
+    };
     let table = |set: &[SocketAddr]| -> Vec<SocketAddr> {
-        let rows = maglev::table(set, 0, ROWS).into_iter();
+        let weights: Vec<_> = set.iter().map(weight).collect();
+        let rows = maglev::table(set, &weights, 0, ROWS).into_iter();
         rows.map(|position| set[usize::from(position)]).collect()
     };
-    let has_tables = plan.algorithm == Algorithm::Maglev && !endpoints.is_empty();
+    let has_tables = has_weights || is_maglev && !endpoints.is_empty();
     View {
         kind,
         plan: Some(PlanView {

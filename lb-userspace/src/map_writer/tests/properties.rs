@@ -220,12 +220,14 @@ pub(super) fn service() -> impl Strategy<Value = Spec> {
         Condition::TerminatingHere,
     ]);
     let endpoints = proptest::collection::btree_map(0..8_u8, condition, 0..6);
-    (identity, addresses, rest, endpoints).prop_map(
+    let weights = prop_oneof![2 => Just(Vec::new()), 1 => vec(1..4_u16, 1..4)];
+    (identity, addresses, rest, endpoints, weights).prop_map(
         |(
             ((number, created), family, protocol),
             (port, node_port, load_balancer),
             (sources, affinity, maglev, local),
             endpoints,
+            weights,
         )| Spec {
             number,
             created,
@@ -241,6 +243,7 @@ pub(super) fn service() -> impl Strategy<Value = Spec> {
             maglev,
             local,
             endpoints: endpoints.into_iter().collect(),
+            weights,
         },
     )
 }

@@ -114,7 +114,7 @@ impl Model {
         if service.maglev {
             let places: Vec<_> = endpoints.clone().map(|e| place(&e).into()).collect();
             let row = maglev_hash(protocol, client, frontend) % MAGLEV_ROWS;
-            let table = maglev::table(&places, 0, MAGLEV_ROWS);
+            let table = maglev::table(&places, &[], 0, MAGLEV_ROWS);
             return vec![route.endpoints[usize::from(table[row as usize])]];
         }
         endpoints.collect()

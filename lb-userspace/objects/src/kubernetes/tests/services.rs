@@ -5,10 +5,12 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::{
-    super::{super::Object, Outcome},
+    super::{super::Object, Outcome, Translated},
     ips, translated, used_service,
 };
-use crate::{Algorithm, Protocol, RemovedEndpoints, ServiceType, TrafficPolicy};
+use crate::{
+    Algorithm, Endpoint, Protocol, RemovedEndpoints, ServiceType, SharedName, TrafficPolicy,
+};
 
 #[test]
 fn a_full_service() {
@@ -297,6 +299,57 @@ fn endpoints_may_have_a_limit_and_get_connections_by_load() {
     ] {
         assert!(problems.contains(expected), "{problems}");
     }
+}
+
+#[test]
+fn endpoints_have_weights_by_address_and_by_node() {
+    let service = |weights: &str| {
+        translated(
+            "Service",
+            json!({"metadata": {"name": "web", "annotations": {"node-lb.io/weights": weights}},
+                "spec": {"clusterIP": "10.96.0.1"}}),
+        )
+    };
+    let weight = |translated: &Translated, address: &str, node: Option<&str>| {
+        let Outcome::Use(Object::Service(service)) = &translated.outcome else {
+            panic!("{translated:?}");
+        };
+        service.weights.of(&Endpoint {
+            address: address.parse().unwrap(),
+            ready: true,
+            serving: true,
+            terminating: false,
+            node_name: node.map(SharedName::from),
+            zone_hints: Box::default(),
+            node_hints: Box::default(),
+        })
+    };
+    let good = service("10.0.0.1=3, node/big = 256,fd00::7=2, ");
+    assert_eq!(good.problems, []);
+    for (address, node, expected) in [
+        ("10.0.0.1", None, Some(3)),
+        ("10.0.0.1", Some("big"), Some(3)),
+        ("10.0.0.2", Some("big"), Some(256)),
+        ("fd00::7", Some("small"), Some(2)),
+        ("10.0.0.2", Some("small"), None),
+        ("10.0.0.2", None, None),
+    ] {
+        assert_eq!(weight(&good, address, node), expected, "{address} {node:?}");
+    }
+
+    let bad = service("10.0.0.1=0,10.0.0.2=257,node/=3,big=3,10.0.0.3,node/big=2,node/a=-1,=");
+    assert_eq!(
+        weight(&bad, "10.0.0.1", Some("big")),
+        Some(2),
+        "the good one"
+    );
+    let problems = bad.problems.iter().map(ToString::to_string);
+    let problems: Vec<_> = problems.collect();
+    assert_eq!(problems.len(), 7, "{problems:#?}");
+    let range = "the weight of \"10.0.0.1\": \"0\" must be a whole number from 1 to 256";
+    assert!(problems[0].contains(range), "{problems:#?}");
+    let form = "\"node/=3\" must be ADDRESS=WEIGHT or node/NAME=WEIGHT, and is left out";
+    assert!(problems[2].contains(form), "{problems:#?}");
 }
 
 #[test]

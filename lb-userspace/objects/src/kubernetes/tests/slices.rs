@@ -60,6 +60,28 @@ fn slice_conditions_hints_and_ports() {
 }
 
 #[test]
+fn a_slice_may_give_its_endpoints_a_weight() {
+    let slice = |annotations| {
+        let labels = json!({"kubernetes.io/service-name": "web"});
+        let metadata = json!({"name": "s", "labels": labels, "annotations": annotations});
+        let manifest = json!({"metadata": metadata, "addressType": "IPv4"});
+        let translated = translated("EndpointSlice", manifest);
+        let Outcome::Use(Object::EndpointSlice(slice)) = translated.outcome else {
+            panic!("{translated:?}");
+        };
+        (slice.weight, translated.problems)
+    };
+    assert_eq!(slice(json!({})), (1, Vec::new()));
+    assert_eq!(slice(json!({"node-lb.io/weight": "7"})), (7, Vec::new()));
+    for wrong in ["0", "257", "", "1.5", "+1", "70000"] {
+        let (weight, problems) = slice(json!({"node-lb.io/weight": wrong}));
+        assert_eq!((weight, problems.len()), (1, 1), "{wrong}");
+        let rule = "must be a whole number from 1 to 256, and is taken as 1";
+        assert!(problems[0].to_string().contains(rule), "{}", problems[0]);
+    }
+}
+
+#[test]
 fn slices_that_do_not_count() {
     let headless =
         json!({"kubernetes.io/service-name": "web", "service.kubernetes.io/headless": ""});
