@@ -94,6 +94,8 @@ pub struct Frontend<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Candidate {
     pub address: SocketAddr,
+    /// Its weight; 0 if the Service's endpoints all have the same.
+    pub weight: u32,
     /// Whether the client's address would be replaced on the way there.
     pub source_nat: bool,
 }
@@ -314,6 +316,7 @@ fn candidates<A: Family>(
     let mut candidates: Vec<_> = endpoints
         .map(|endpoint| Candidate {
             address: SocketAddr::new(endpoint.address.into(), endpoint.port),
+            weight: hook.tables().weight_of(endpoint.id),
             source_nat: route.source_nat(tuple, endpoint),
         })
         .collect();

@@ -28,6 +28,9 @@ pub struct Report {
     policy: Option<String>,
     /// All endpoints among which one is chosen, sorted by text.
     endpoints: Vec<String>,
+    /// Their weights; absent if all have the same.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    weights: Vec<u32>,
     #[serde(rename = "sourceNAT")]
     source_nat: bool,
     /// The flow schema that takes the connection; absent without connection admission.
@@ -96,6 +99,11 @@ impl From<&Decision<'_>> for Report {
             frontend: frontend.map(|frontend| frontend.kind.name()),
             left_to_node: decision.left_to_node.map(ToString::to_string),
             policy: frontend.map(|frontend| policy(frontend.policy).to_string()),
+            weights: candidates
+                .clone()
+                .map(|c| c.weight)
+                .filter(|w| *w != 0)
+                .collect(),
             endpoints: candidates.map(|c| c.address.to_string()).collect(),
             source_nat: decision.source_nat(),
             flow_schema: decision.schema.as_ref().map(|schema| schema.name.clone()),

@@ -246,7 +246,10 @@ fn picked(decision: &Decision<'_>, frontend: &Frontend<'_>) -> String {
     let candidates = &decision.candidates;
     let shown = candidates.iter().take(SHOWN_ENDPOINTS);
     let shown: Vec<_> = shown
-        .map(|candidate| candidate.address.to_string())
+        .map(|candidate| match candidate.weight {
+            0 => candidate.address.to_string(),
+            weight => format!("{} (weight {weight})", candidate.address),
+        })
         .collect();
     let shown = shown.join(", ");
     let how = match frontend.algorithm {

@@ -224,7 +224,7 @@ impl<'a> Reader<'a> {
         ]
     }
 
-    /// The endpoints of each class, with their flags.
+    /// The endpoints of each class, with their flags and weights.
     fn endpoints(&self, plan: &abi::Plan) -> String {
         let mut slot = plan.first;
         let mut classes = Vec::with_capacity(CLASSES);
@@ -240,12 +240,24 @@ impl<'a> Reader<'a> {
                         .slots
                         .contains(&slot);
                 let place = if is_placed { "" } else { " out of its place" };
-                format!("{address} ({:#x}){place}", endpoint.flags)
+                let weight = match self.weight(endpoint.id) {
+                    0 => String::new(),
+                    weight => format!(" weight {weight}"),
+                };
+                format!("{address} ({:#x}){weight}{place}", endpoint.flags)
             });
             classes.push(endpoints.collect::<Vec<_>>().join(", "));
             slot += count;
         }
         classes.join("; ")
+    }
+
+    /// The weight of an endpoint; 0 if it has none, or does not exist.
+    fn weight(&self, endpoint: u32) -> u32 {
+        match endpoint < self.maps.endpoint_loads.len() {
+            true => self.maps.endpoint_loads.read(endpoint).weight,
+            false => 0,
+        }
     }
 
     /// A lookup table, whose rows are positions among the plan's endpoints.

@@ -4,6 +4,27 @@ use super::{DB, NODE, NODE_CIDR, WEB, explain};
 use crate::{Files, stdout};
 
 #[test]
+fn weights_are_shown_where_endpoints_differ() {
+    let weighted = |weights: &str| {
+        let annotations = format!("annotations: {{node-lb.io/weights: '{weights}'}}");
+        let name = "name: web}";
+        assert!(WEB.contains(name));
+        WEB.replacen(name, &format!("name: web, {annotations}}}"), 1)
+    };
+    let shown = |weights| {
+        let manifests = Files::numbered(&[NODE, &weighted(weights), DB]);
+        let packet = ["--from", "10.0.0.9", "--to", "198.51.100.7:80"];
+        let arguments = [&packet[..], &NODE_CIDR].concat();
+        stdout(&explain(&manifests, &arguments)).to_owned()
+    };
+    let picked = "is picked at random: 10.0.0.1:8080 (weight 1), 10.0.1.1:8080 (weight 3).";
+    let text = shown("10.0.1.1=3");
+    assert!(text.contains(picked), "{text}");
+    let text = shown("10.0.0.1=3, 10.0.1.1=3");
+    assert!(!text.contains("weight"), "{text}");
+}
+
+#[test]
 fn text_reads_as_an_explanation() {
     let manifests = Files::numbered(&[NODE, WEB, DB]);
     for (from, to, expected) in [
