@@ -2,6 +2,7 @@
 
 use std::{env, fs, path::Path, process::Command};
 
+use anyhow::ensure;
 use lb_tests::{Balanced, Family, Request, eventually, traffic::Protocol};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
@@ -26,10 +27,12 @@ fn removed_pins_are_made_again_and_nobody_notices() {
                 .then_some(())
                 .ok_or_else(|| format!("{missing:?}"))
         });
-        let restored = ground
-            .metric(number, "node_lb_pins_restored_total")
-            .unwrap();
-        assert!(restored >= before.len() as f64, "{restored} of {before:?}");
+        // It counts them once all are there.
+        eventually(|| {
+            let restored = ground.metric(number, "node_lb_pins_restored_total")?;
+            ensure!(restored >= before.len() as f64, "{restored} of {before:?}");
+            anyhow::Ok(())
+        });
     }
     let log = ground.agents[0].log().unwrap();
     assert!(
