@@ -172,6 +172,17 @@ mod tests {
     }
 
     #[test]
+    fn the_lightest_endpoint_has_a_row_if_there_are_enough() {
+        let mut weights = [1; 10];
+        weights[4] = 256;
+        let table = table(&endpoints(10), &weights, 0, 13);
+        assert!(
+            (0..10).all(|position| table.contains(&position)),
+            "{table:?}"
+        );
+    }
+
+    #[test]
     fn the_same_weight_for_all_is_as_good_as_none() {
         let endpoints = endpoints(9);
         let plain = table(&endpoints, &[], 0, ROWS);

@@ -1,4 +1,5 @@
-//! Maglev lookup tables in the map. Plans with the same table share it.
+//! Maglev lookup tables in the map. Plans with the same table share it. Services whose endpoints differ
+//! in weight have them, whatever their algorithm is.
 
 use std::{collections::HashMap, net::SocketAddr, ops::Range, sync::Arc};
 
@@ -34,8 +35,8 @@ impl LookupTables {
         elements / rows.div_ceil(MAGLEV_ROWS).max(1)
     }
 
-    /// First row of the table for a set of endpoints and their weights, which gets one more reference; `None` if
-    /// there is no room that leaves so many elements free.
+    /// First row of the table for a set of endpoints and their weights, which gets one more
+    /// reference; `None` if there is no room that leaves so many elements free.
     pub fn acquire(
         &mut self,
         (set, weights): (&[SocketAddr], &[u16]),
