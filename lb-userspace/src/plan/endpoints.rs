@@ -153,15 +153,15 @@ impl ClassifiedEndpoints {
             class.sort_by_cached_key(|(address, _)| address.to_string());
         }
         let all = || classes.iter().flatten();
-        let weights: Vec<_> = all().map(|(_, weight)| *weight).collect();
-        let are_same = weights.windows(2).all(|pair| pair[0] == pair[1]);
+        let weights = || all().map(|(_, weight)| *weight);
+        let are_same = weights().all(|weight| Some(weight) == weights().next());
         Self {
             counts: std::array::from_fn(|class| classes[class].len() as u32),
             slots: all().map(|(address, _)| *address).collect(),
             weights: if are_same {
                 Box::default()
             } else {
-                weights.into()
+                weights().collect()
             },
             topology,
         }
