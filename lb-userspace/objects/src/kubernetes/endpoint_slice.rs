@@ -77,8 +77,7 @@ impl Translate for discovery::EndpointSlice {
 }
 
 fn weight(metadata: &ObjectMeta, findings: &mut Findings) -> u16 {
-    let annotations = metadata.annotations.as_ref();
-    let Some(text) = annotations.and_then(|all| all.get(WEIGHT_ANNOTATION)) else {
+    let Some(text) = field::annotation(metadata, WEIGHT_ANNOTATION) else {
         return DEFAULT_WEIGHT;
     };
     let field = format_args!("metadata.annotations[{WEIGHT_ANNOTATION}]");

@@ -10,6 +10,7 @@ use std::{
 };
 
 use ipnet::IpNet;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::super::{Kind, ObjectRef, Problem, Refused, quoted};
 use crate::{MAX_WEIGHT, Protocol, SharedName};
@@ -100,6 +101,11 @@ impl Findings {
         });
         told.chain(more).collect()
     }
+}
+
+/// The text of an annotation.
+pub fn annotation<'a>(metadata: &'a ObjectMeta, name: &str) -> Option<&'a str> {
+    Some(metadata.annotations.as_ref()?.get(name)?)
 }
 
 /// A limit of connections, as annotations have it. `otherwise` is added to the rule that a text breaks.

@@ -208,8 +208,8 @@ fn from_json<T: Translate>(json: &[u8]) -> serde_json::Result<Versioned> {
 }
 
 fn endpoints_changed(metadata: &ObjectMeta) -> Option<SystemTime> {
-    let annotations = metadata.annotations.as_ref()?;
-    let at: Timestamp = annotations.get(TRIGGER_TIME_ANNOTATION)?.parse().ok()?;
+    let at = field::annotation(metadata, TRIGGER_TIME_ANNOTATION)?;
+    let at: Timestamp = at.parse().ok()?;
     let since_epoch = Duration::try_from(at.as_duration()).ok()?;
     SystemTime::UNIX_EPOCH.checked_add(since_epoch)
 }

@@ -335,8 +335,7 @@ fn removed_endpoints(metadata: &ObjectMeta, findings: &mut Findings) -> RemovedE
 
 /// A limit of connections. A value that is none puts no limit in force.
 fn most(metadata: &ObjectMeta, name: &str, findings: &mut Findings) -> u32 {
-    let annotations = metadata.annotations.as_ref();
-    let Some(text) = annotations.and_then(|all| all.get(name)) else {
+    let Some(text) = field::annotation(metadata, name) else {
         return 0;
     };
     let field = format_args!("metadata.annotations[{name}]");
@@ -357,11 +356,10 @@ fn annotation<T: Copy, const N: usize>(
     findings: &mut Findings,
 ) -> T {
     let (default, value) = values[0];
-    let annotations = metadata.annotations.as_ref();
-    let Some(text) = annotations.and_then(|all| all.get(name)) else {
+    let Some(text) = field::annotation(metadata, name) else {
         return value;
     };
-    if let Some((_, said)) = values.into_iter().find(|(name, _)| name == text) {
+    if let Some((_, said)) = values.into_iter().find(|(name, _)| *name == text) {
         return said;
     }
     let field = format_args!("metadata.annotations[{name}]");
