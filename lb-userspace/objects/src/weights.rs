@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, net::IpAddr};
 
-use crate::{Endpoint, SharedName};
+use crate::Endpoint;
 
 /// The weight of an endpoint that has none of its own.
 pub const DEFAULT_WEIGHT: u16 = 1;
@@ -13,7 +13,7 @@ pub const MAX_WEIGHT: u16 = 256;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Weights {
     by_address: BTreeMap<IpAddr, u16>,
-    by_node: BTreeMap<SharedName, u16>,
+    by_node: BTreeMap<Box<str>, u16>,
 }
 
 impl Weights {
@@ -23,14 +23,14 @@ impl Weights {
     }
 
     /// Gives a weight to all endpoints on a node.
-    pub fn set_node(&mut self, node: SharedName, weight: u16) {
+    pub fn set_node(&mut self, node: Box<str>, weight: u16) {
         self.by_node.insert(node, weight);
     }
 
     /// The weight of an endpoint, if it is given one here.
     pub fn of(&self, endpoint: &Endpoint) -> Option<u16> {
         let own = self.by_address.get(&endpoint.address);
-        let of_node = || self.by_node.get(endpoint.node_name.as_ref()?);
+        let of_node = || self.by_node.get(endpoint.node_name.as_deref()?);
         own.or_else(of_node).copied()
     }
 }

@@ -25,6 +25,9 @@ const ALGORITHM_ANNOTATION: &str = "node-lb.io/algorithm";
 /// The weights of endpoints, with commas between them: `192.0.2.1=3` for an address, `node/big=2` for
 /// all endpoints on a node.
 const WEIGHTS_ANNOTATION: &str = "node-lb.io/weights";
+/// The most of them: all agents keep those of every Service, and whoever may write a Service could have
+/// them keep megabytes.
+const MAX_WEIGHT_ENTRIES: usize = 256;
 /// What happens to connections to an endpoint that leaves the Service: `keep` (default) or `reset`.
 const REMOVED_ENDPOINTS_ANNOTATION: &str = "node-lb.io/removed-endpoints";
 /// The most connections that each endpoint may have from a node, by service port and family; `0`
@@ -294,14 +297,17 @@ fn algorithm(metadata: &ObjectMeta, findings: &mut Findings) -> Algorithm {
 /// The weights that can be read. Whatever breaks a rule is left out.
 fn weights(metadata: &ObjectMeta, findings: &mut Findings) -> Weights {
     let mut weights = Weights::default();
-    let annotations = metadata.annotations.as_ref();
-    let Some(text) = annotations.and_then(|all| all.get(WEIGHTS_ANNOTATION)) else {
-        return weights;
-    };
-    for entry in text.split(',').map(str::trim) {
-        if !entry.is_empty() {
-            findings.check(Refused::Value, add_weight(entry, &mut weights));
-        }
+    let text = field::annotation(metadata, WEIGHTS_ANNOTATION).unwrap_or_default();
+    let entries = text.split(',').map(str::trim);
+    let mut entries = entries.filter(|entry| !entry.is_empty());
+    for entry in entries.by_ref().take(MAX_WEIGHT_ENTRIES) {
+        findings.check(Refused::Value, add_weight(entry, &mut weights));
+    }
+    if let Some(entry) = entries.next() {
+        let field = format_args!("metadata.annotations[{WEIGHTS_ANNOTATION}]");
+        let rule =
+            format!("and all after it are left out: at most {MAX_WEIGHT_ENTRIES} entries count");
+        findings.refuse(Refused::Value, Invalid::text(field, entry, rule));
     }
     weights
 }
@@ -315,12 +321,12 @@ fn add_weight(entry: &str, weights: &mut Weights) -> Result<(), Invalid> {
     let (whose, weight) = entry.split_once('=').ok_or_else(invalid)?;
     let of_entry = format_args!("{field}: the weight of {}", quoted(whose.trim()));
     let weight = field::weight(of_entry, weight.trim(), ", and is left out")?;
-    match whose.trim().split_once("node/") {
-        Some(("", node)) if !node.is_empty() => weights.set_node(node.into(), weight),
-        _ => {
-            let address = whose.trim().parse().map_err(|_| invalid())?;
-            weights.set_address(address, weight);
-        }
+    if let Some(node) = whose.trim().strip_prefix("node/") {
+        field::subdomain(field, node).map_err(|_| invalid())?;
+        weights.set_node(node.into(), weight);
+    } else {
+        let address = whose.trim().parse().map_err(|_| invalid())?;
+        weights.set_address(address, weight);
     }
     Ok(())
 }

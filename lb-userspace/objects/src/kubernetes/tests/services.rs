@@ -337,7 +337,8 @@ fn endpoints_have_weights_by_address_and_by_node() {
         assert_eq!(weight(&good, address, node), expected, "{address} {node:?}");
     }
 
-    let bad = service("10.0.0.1=0,10.0.0.2=257,node/=3,big=3,10.0.0.3,node/big=2,node/a=-1,=");
+    let bad =
+        service("10.0.0.1=0,10.0.0.2=257,node/=3,big=3,10.0.0.3,node/big=2,node/a=-1,=,node/A_b=2");
     assert_eq!(
         weight(&bad, "10.0.0.1", Some("big")),
         Some(2),
@@ -345,9 +346,22 @@ fn endpoints_have_weights_by_address_and_by_node() {
     );
     let problems = bad.problems.iter().map(ToString::to_string);
     let problems: Vec<_> = problems.collect();
-    assert_eq!(problems.len(), 7, "{problems:#?}");
+    assert_eq!(problems.len(), 8, "{problems:#?}");
     let range = "the weight of \"10.0.0.1\": \"0\" must be a whole number from 1 to 256";
     assert!(problems[0].contains(range), "{problems:#?}");
+    let many = (0..300).map(|n| format!("10.0.{}.{}=2", n / 250, n % 250));
+    let many = service(&many.collect::<Vec<_>>().join(","));
+    assert_eq!(
+        weight(&many, "10.0.1.5", None),
+        Some(2),
+        "the last that counts"
+    );
+    assert_eq!(weight(&many, "10.0.1.6", None), None);
+    let [problem] = &many.problems[..] else {
+        panic!("{:?}", many.problems);
+    };
+    let left_out = "\"10.0.1.6=2\" and all after it are left out: at most 256 entries count";
+    assert!(problem.to_string().contains(left_out), "{problem}");
     let form = "\"node/=3\" must be ADDRESS=WEIGHT or node/NAME=WEIGHT, and is left out";
     assert!(problems[2].contains(form), "{problems:#?}");
 }
