@@ -70,6 +70,7 @@ layout! {
     FlowSchema = 128,
     SocketKey = 32,
     Socket = 24,
+    SocketSeats = 24,
     RejectBudget = 8,
     crate::flow::Hop = 32,
     crate::flow::Seats = 64,
@@ -785,6 +786,23 @@ pub struct Socket {
     pub pad: u16,
     /// Service id.
     pub service: u32,
+}
+
+/// Value of `SOCKET_SEATS`, which is the socket's own: what a socket holds that was translated. All zero
+/// before it is translated to a Service whose connections are counted.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SocketSeats {
+    /// The [party](crate::flow::party) in which it is counted; 0 means none.
+    pub party: u64,
+    /// Number of the [`Place`](crate::flow::seats::Place) whose seats it holds; 0 means none.
+    pub place: u32,
+    /// Id of the endpoint that it was translated to; 0 means none.
+    pub endpoint: u32,
+    /// Service id.
+    pub service: u32,
+    /// A number of the socket's, by which its party's [queue](crate::flow::queue::charged) is drawn.
+    pub ports: u32,
 }
 
 /// The only element, per CPU, of `REJECT_BUDGET`: a token bucket for ICMP answers.

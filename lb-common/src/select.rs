@@ -156,8 +156,9 @@ pub fn pick<A: Address, S: Services<A>>(
 
 /// Picks an endpoint for a datagram of an unconnected socket, which sees no flow record, by its index:
 /// that of the socket's earlier ones to the Service, as long as it serves and the socket is not silent.
-/// Says whether it is that one. Not for session affinity, under which whatever a client asks by goes to
-/// one endpoint anyway.
+/// Says whether it is that one. If its endpoint is full, and the socket does not `hold` a connection there,
+/// it goes to another one for good. Not for session affinity, under which whatever a client asks by goes
+/// to one endpoint anyway.
 ///
 /// A rule of kube-proxy's, where connection tracking remembers the endpoint by the socket's port.
 #[inline(always)]
@@ -167,6 +168,7 @@ pub fn pick_for_socket<A: Address, S: Services<A>>(
     policy: Policy,
     tuple: &Tuple<A>,
     cookie: u64,
+    holds: impl FnOnce(u32) -> bool,
 ) -> Option<(u32, bool)> {
     let now = services.jiffies();
     let key = SocketAffinityKey {
@@ -183,12 +185,35 @@ pub fn pick_for_socket<A: Address, S: Services<A>>(
             fresh(services, plan, policy, plan.set(policy), tuple, number)?
         }
     };
+    let first = index;
+    let index = match plan.most == 0 || holds(services.endpoint(first)?.id) {
+        true => first,
+        false => with_room(services, plan, policy, first),
+    };
+    let known = known.filter(|_| index == first);
     // Not with every datagram.
     let is_recent = known.is_some_and(|(_, age)| age < services.config().hz);
     if !is_recent {
         services.remember_socket_affinity(&key, &affinity_to(services, index, now)?);
     }
     Some((index, known.is_some()))
+}
+
+/// The endpoint at an index or, where each may have so many connections, the next one of its set that has
+/// room. If none has, it is for those who count to say so.
+#[inline(always)]
+pub fn with_room<A: Address, S: Services<A>>(
+    services: &S,
+    plan: &Plan,
+    policy: Policy,
+    index: u32,
+) -> u32 {
+    if plan.most == 0 || plan.has(plan_flag::EXEMPT) {
+        return index;
+    }
+    let set = plan.set(policy);
+    let found = services.with_room(set, index, plan.most);
+    if set.has(found) { found } else { index }
 }
 
 /// Sends a client's later connections to another endpoint than [`pick`] remembers.

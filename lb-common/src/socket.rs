@@ -1,7 +1,7 @@
 //! The node's own connections: translated once, at the socket, instead of packet by packet.
 
 use crate::{
-    abi::Endpoint,
+    abi::{Endpoint, Plan, config_flag},
     addr::Address,
     parse::{TCP, Tuple, tcp_flag},
     select,
@@ -35,14 +35,25 @@ pub enum Call {
     SendMsg,
 }
 
+/// The socket that asks.
+pub trait Caller<A: Address> {
+    /// Its cookie.
+    fn cookie(&self) -> u64;
+    /// Whether it holds the seats of a connection to an endpoint of a service, both by their ids.
+    fn holds(&self, service: u32, endpoint: u32) -> bool;
+    /// Has it hold the [seats](crate::pipeline::seat_socket) of a connection to an endpoint of the service
+    /// that the tuple leads to, instead of others that it holds. Returns why not.
+    fn take_seats(&self, tuple: &Tuple<A>, endpoint: u32) -> Option<Reason>;
+}
+
 /// Decides where a socket's `connect` or `sendmsg` to a destination goes. The source of the tuple
-/// is the node's address, without a port. `cookie` says which socket it is.
+/// is the node's address, without a port. A socket that connects holds no seats yet.
 #[inline(always)]
 pub fn destination<A: Address, S: Services<A>>(
     services: &S,
     tuple: &Tuple<A>,
     call: Call,
-    cookie: impl FnOnce() -> u64,
+    caller: &impl Caller<A>,
 ) -> Outcome<A> {
     let Some(decision) = service::decide_for_socket(services, tuple) else {
         // Datagrams are refused where they leave: a UDP socket may be connected for no other purpose
@@ -62,8 +73,18 @@ pub fn destination<A: Address, S: Services<A>>(
         Decision::Reject(service, reason) | Decision::Drop(service, reason) => (service, reason),
         Decision::Forward(route) => {
             let service = route.plan.service;
-            match pick(services, route, tuple, call, cookie()) {
-                Some((endpoint, is_known)) => {
+            let picked = pick(services, route, tuple, call, caller);
+            let refused = picked.and_then(|(endpoint, _)| {
+                let takes_none = !is_counted(services, route.plan)
+                    || call == Call::SendMsg && caller.holds(service, endpoint.id);
+                match takes_none {
+                    true => None,
+                    false => caller.take_seats(tuple, endpoint.id),
+                }
+            });
+            match (picked, refused) {
+                (_, Some(reason)) => (service, reason),
+                (Some((endpoint, is_known)), None) => {
                     if !is_known {
                         services.count_connection(service, endpoint.id);
                     }
@@ -74,15 +95,23 @@ pub fn destination<A: Address, S: Services<A>>(
                         is_known,
                     };
                 }
-                None => (service, Reason::NotProgrammed),
+                (None, None) => (service, Reason::NotProgrammed),
             }
         }
     };
     services.count_refusal(service, reason);
     match reason {
         Reason::NoEndpoints => Outcome::Refuse(reason),
+        reason if reason.is_limit() => Outcome::Refuse(reason),
         _ => Outcome::Keep(reason),
     }
+}
+
+/// Whether some limit may concern connections by a plan.
+#[inline(always)]
+fn is_counted<A: Address, S: Services<A>>(services: &S, plan: &Plan) -> bool {
+    const OF_ALL: u32 = config_flag::ADMISSION | config_flag::CONNECTION_LIMIT;
+    plan.seats != 0 || services.config().flags & OF_ALL != 0
 }
 
 /// The endpoint of a socket, and whether it is known.
@@ -92,22 +121,23 @@ fn pick<'a, A: Address, S: Services<A>>(
     route: Route<'a>,
     tuple: &Tuple<A>,
     call: Call,
-    cookie: u64,
+    caller: &impl Caller<A>,
 ) -> Option<(&'a Endpoint, bool)> {
     let Route { plan, policy, .. } = route;
     // Sockets have no ports yet, and without any all of a node's would find one row of a lookup table.
     let tuple = Tuple {
-        source_port: cookie as u16,
+        source_port: caller.cookie() as u16,
         ..*tuple
     };
     let (index, is_known) = match call {
         Call::SendMsg if plan.affinity_seconds == 0 => {
-            select::pick_for_socket(services, plan, policy, &tuple, cookie)?
+            let holds = |endpoint| caller.holds(plan.service, endpoint);
+            select::pick_for_socket(services, plan, policy, &tuple, caller.cookie(), holds)?
         }
         _ => {
             let number = services.random();
             let index = select::pick(services, plan, policy, &tuple, number)?;
-            (index, false)
+            (select::with_room(services, plan, policy, index), false)
         }
     };
     Some((services.endpoint(index)?, is_known))

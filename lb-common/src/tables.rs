@@ -44,6 +44,8 @@ pub trait Services<A: Address> {
     /// [`less_loaded`](crate::select::less_loaded), which in the kernel is a function that the
     /// verifier looks at by itself, and only once.
     fn less_loaded(&self, one: u32, other: u32) -> u32;
+    /// [`with_room`](crate::pipeline::with_room), likewise.
+    fn with_room(&self, set: Range, index: u32, most: u32) -> u32;
     /// [`sticky_index`](crate::select::sticky_index), likewise.
     fn sticky_index(&self, plan: &Plan, policy: Policy, tuple: &Tuple<A>) -> u64;
     /// Position of an endpoint in its service's range, at a row of a Maglev lookup table.
@@ -152,8 +154,6 @@ pub trait Tables<A: Address>: Services<A> + Slots<A> + Hops {
     fn take_seats(&self, asked: Asked, schema: u32) -> u32;
     /// [`in_the_way`](crate::pipeline::in_the_way), likewise.
     fn in_the_way(&self, asked: Asked) -> Option<Full>;
-    /// [`with_room`](crate::pipeline::with_room), likewise.
-    fn with_room(&self, set: Range, index: u32, most: u32) -> u32;
     /// [`elsewhere`](crate::pipeline::elsewhere), likewise.
     fn elsewhere(&self, set: Range, index: u32, left: u32) -> u32;
     /// [`is_avoided`](crate::pipeline::is_avoided), likewise.

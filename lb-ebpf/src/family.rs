@@ -1,7 +1,7 @@
 //! What differs between IPv4 and IPv6.
 
 use lb_common::{
-    abi::{Frontend, FrontendKey, Plan},
+    abi::{Frontend, FrontendKey, Plan, SocketSeats},
     addr::Address,
     flow::{Flow, slots::Purpose},
     parse::{Segment, Tuple},
@@ -35,6 +35,9 @@ pub trait FamilyMaps: Address {
     fn sticky_index(plan: &Plan, policy: Policy, tuple: &Tuple<Self>) -> u64;
     /// [`lb_common::service::unknown_index`], likewise.
     fn unknown_index(tuple: &Tuple<Self>) -> u64;
+    /// [`lb_common::pipeline::seat_socket`], likewise: the number of a
+    /// [`Reason`](lb_common::verdict::Reason), or one that none has.
+    fn seat_socket(tuple: &Tuple<Self>, endpoint: u32, held: *mut SocketSeats) -> u64;
     /// A record of the other table.
     fn other_flow(index: u32) -> Option<*mut Flow<Self>>;
     /// [`lb_common::flow::slots::Slots::other_mask`].

@@ -123,6 +123,11 @@ impl<A: FamilyMaps, C, const ANY_DEVICE: bool, const TRACES: bool> Services<A>
     }
 
     #[inline(always)]
+    fn with_room(&self, set: Range, index: u32, most: u32) -> u32 {
+        steps::with_room(set.first, set.count, index, most)
+    }
+
+    #[inline(always)]
     fn sticky_index(&self, plan: &Plan, policy: Policy, tuple: &Tuple<A>) -> u64 {
         A::sticky_index(plan, policy, tuple)
     }
@@ -352,6 +357,11 @@ impl<A: FamilyMaps, C, const ANY_DEVICE: bool, const TRACES: bool> Steps<A>
     }
 
     #[inline(always)]
+    fn enter_party(&self, party: u64, most: u32) -> u64 {
+        steps::enter_party(party, most)
+    }
+
+    #[inline(always)]
     fn enter_endpoint(&self, endpoint: u32, most: u32) -> bool {
         steps::enter_endpoint(endpoint, most) != 0
     }
@@ -425,11 +435,6 @@ impl<A: FamilyMaps, C: Context, const ANY_DEVICE: bool, const TRACES: bool> Tabl
     #[inline(always)]
     fn in_the_way(&self, asked: Asked) -> Option<Full> {
         Full::from_number(steps::in_the_way(asked.number()))
-    }
-
-    #[inline(always)]
-    fn with_room(&self, set: Range, index: u32, most: u32) -> u32 {
-        steps::with_room(set.first, set.count, index, most)
     }
 
     #[inline(always)]

@@ -11,9 +11,11 @@ mod tc;
 mod trace;
 mod xdp;
 
+use core::ffi::c_void;
+
 use aya_ebpf::{
-    macros::{cgroup_sock_addr, classifier, xdp},
-    programs::{SockAddrContext, TcContext, XdpContext},
+    macros::{cgroup_sock, cgroup_sock_addr, classifier, xdp},
+    programs::{SockAddrContext, SockContext, TcContext, XdpContext},
 };
 use lb_common::socket::Call;
 use socket::{Inet, Inet6};
@@ -120,6 +122,19 @@ pub fn getpeername4(ctx: SockAddrContext) -> i32 {
 #[cgroup_sock_addr(getpeername6)]
 pub fn getpeername6(ctx: SockAddrContext) -> i32 {
     socket::incoming::<Inet6>(ctx.sock_addr)
+}
+
+/// The end of sockets: the last descriptor is closed.
+#[cgroup_sock(sock_release)]
+pub fn sock_release(ctx: SockContext) -> i32 {
+    socket::released(ctx.sock)
+}
+
+/// Lists what sockets hold. The agent reads it; it is not attached to anything.
+#[unsafe(no_mangle)]
+#[unsafe(link_section = "iter/bpf_sk_storage_map")]
+pub extern "C" fn list_seats(ctx: *mut c_void) -> i32 {
+    socket::list_seats(ctx)
 }
 
 /// [`xdp_ingress`], while packets are traced. Those that take the place of others for that time are

@@ -3,7 +3,7 @@
 use aya_ebpf::{
     Global,
     bindings::BPF_F_MMAPABLE,
-    btf_maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, RingBuf},
+    btf_maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, RingBuf, SkStorage},
     macros::btf_map,
 };
 use lb_common::{
@@ -12,7 +12,7 @@ use lb_common::{
         EndpointLoad, EndpointMemory, EndpointState, FlowSchema, FragmentKey, Frontend,
         FrontendKey, Limits, LocalAddress, MaglevRows, Plan, RejectBudget,
         SERVICE_RANGES as RANGES, Service, ServiceFlows, ServiceRange, ServiceStats, Shortages,
-        Socket, SocketAffinityKey, SocketKey, SourceRangeKey, TunnelSource,
+        Socket, SocketAffinityKey, SocketKey, SocketSeats, SourceRangeKey, TunnelSource,
     },
     addr::{Ip4, Ip6},
     entries,
@@ -212,6 +212,10 @@ pub static FRAGMENTS: LruHashMap<FragmentKey, u32, 8_192> = LruHashMap::new();
 /// What a translated socket believes to talk to.
 #[btf_map]
 pub static SOCKETS: LruHashMap<SocketKey, Socket, 131_072> = LruHashMap::new();
+
+/// What each translated socket holds of limits.
+#[btf_map]
+pub static SOCKET_SEATS: SkStorage<SocketSeats> = SkStorage::new();
 
 /// Packets by hook and reason.
 #[btf_map]

@@ -1,14 +1,19 @@
 //! The cgroup hooks: connections of the node's own processes, translated at the socket.
 
+use core::ffi::c_void;
+
 use aya_ebpf::{
-    bindings::bpf_sock_addr,
-    helpers::generated::{bpf_get_netns_cookie, bpf_get_socket_cookie, bpf_set_retval},
+    bindings::{BPF_SK_STORAGE_GET_F_CREATE, bpf_sock, bpf_sock_addr},
+    helpers::generated::{
+        bpf_get_netns_cookie, bpf_get_socket_cookie, bpf_seq_write, bpf_set_retval,
+        bpf_sk_storage_get,
+    },
 };
 use lb_common::{
-    abi::{OWN_SOCKET_PRIORITY, Socket, SocketKey, config_flag},
+    abi::{OWN_SOCKET_PRIORITY, Socket, SocketKey, SocketSeats, config_flag},
     addr::{Address, Ip4, Ip6},
     parse::{TCP, Tuple, UDP},
-    socket::{self, Call, Outcome},
+    socket::{self, Call, Caller, Outcome},
     tables::Services,
     verdict::{Hook, Reason, Verdict},
 };
@@ -16,8 +21,8 @@ use lb_common::{
 use crate::{
     family::FamilyMaps,
     kernel::{Kernel, count},
-    maps::SOCKETS,
-    trace,
+    maps::{SOCKET_SEATS, SOCKETS},
+    steps, trace,
 };
 
 /// The call may go on.
@@ -33,6 +38,10 @@ pub fn outgoing<D: SocketAddress, const TRACES: bool>(ctx: *mut bpf_sock_addr, c
     let protocol = protocol(ctx);
     if protocol != TCP && protocol != UDP || is_agents_own(ctx) {
         return ALLOW;
+    }
+    if call == Call::Connect {
+        // Wherever it goes now.
+        give_back(seats(Asking(ctx).socket(), 0));
     }
     let Some(kernel) = Kernel::<_, true, false>::new(ctx, 0) else {
         return ALLOW;
@@ -66,6 +75,95 @@ pub fn incoming<D: SocketAddress>(ctx: *mut bpf_sock_addr) -> i32 {
         write_port(ctx, socket.port);
     }
     ALLOW
+}
+
+/// A socket goes: what it holds is free again.
+#[inline(always)]
+pub fn released(socket: *mut bpf_sock) -> i32 {
+    give_back(seats(socket, 0));
+    ALLOW
+}
+
+/// Tells the agent what a socket holds, which it asks of all that hold something.
+#[inline(always)]
+pub fn list_seats(ctx: *mut c_void) -> i32 {
+    // SAFETY: `struct bpf_iter__bpf_sk_storage_map` is four pointers, the last one to the value. The first
+    // one's target begins with a pointer to the file that is read. The verifier knows all of them.
+    // Volatile: it takes whole words only.
+    unsafe {
+        let words = ctx.cast::<*mut *mut c_void>();
+        let value = words.add(3).read_volatile().cast::<c_void>();
+        if !value.is_null() {
+            let file = words.read_volatile().read_volatile();
+            bpf_seq_write(file.cast(), value, size_of::<SocketSeats>() as u32);
+        }
+    }
+    0
+}
+
+/// What a socket holds; null if it has no such record. With `BPF_SK_STORAGE_GET_F_CREATE` it gets one, unless it has no
+/// memory left.
+#[inline(always)]
+fn seats(socket: *mut bpf_sock, flags: u32) -> *mut SocketSeats {
+    // SAFETY: the map, and the socket of the program's own context.
+    unsafe {
+        let map = (&raw const SOCKET_SEATS).cast_mut().cast();
+        let none = core::ptr::null_mut();
+        bpf_sk_storage_get(map, socket.cast(), none, flags.into()).cast()
+    }
+}
+
+#[inline(always)]
+fn give_back(held: *mut SocketSeats) {
+    // SAFETY: null or the socket's own record, which nobody else uses meanwhile: system calls on a socket
+    // take turns, and the last one is over when it goes.
+    if unsafe { held.as_ref() }.is_some_and(|held| held.endpoint != 0) {
+        steps::unseat_socket(held);
+    }
+}
+
+/// The socket of a hook's context.
+struct Asking(*mut bpf_sock_addr);
+
+impl Asking {
+    #[inline(always)]
+    fn socket(&self) -> *mut bpf_sock {
+        // SAFETY: the program's own context, which has a socket.
+        unsafe { (*self.0).__bindgen_anon_1.sk }
+    }
+}
+
+impl<A: FamilyMaps> Caller<A> for Asking {
+    #[inline(always)]
+    fn cookie(&self) -> u64 {
+        cookie(self.0)
+    }
+
+    #[inline(always)]
+    fn holds(&self, service: u32, endpoint: u32) -> bool {
+        // SAFETY: null or the socket's own record: see `give_back`.
+        let held = unsafe { seats(self.socket(), 0).as_ref() };
+        held.is_some_and(|held| held.endpoint == endpoint && held.service == service)
+    }
+
+    #[inline(always)]
+    fn take_seats(&self, tuple: &Tuple<A>, endpoint: u32) -> Option<Reason> {
+        let record = seats(self.socket(), BPF_SK_STORAGE_GET_F_CREATE);
+        give_back(record);
+        // SAFETY: null or the socket's own record: see `give_back`.
+        let Some(held) = (unsafe { record.as_mut() }) else {
+            return Some(Reason::ConcurrencyLimit);
+        };
+        held.ports = Caller::<A>::cookie(self) as u32;
+        let refused = A::seat_socket(tuple, endpoint, record);
+        [
+            Reason::ConcurrencyLimit,
+            Reason::EndpointLimit,
+            Reason::FlowLimit,
+        ]
+        .into_iter()
+        .find(|reason| *reason as u64 == refused)
+    }
 }
 
 /// How a hook's context holds the address.
@@ -170,7 +268,7 @@ fn redirect<A: FamilyMaps, D: SocketAddress, const TRACES: bool>(
     if TRACES {
         trace::socket(&tuple);
     }
-    let reason = match socket::destination(kernel, &tuple, call, || cookie(ctx)) {
+    let reason = match socket::destination(kernel, &tuple, call, &Asking(ctx)) {
         Outcome::Keep(reason) => {
             if TRACES {
                 trace::socket_end::<A>(Verdict::pass(reason), None);
@@ -190,20 +288,9 @@ fn redirect<A: FamilyMaps, D: SocketAddress, const TRACES: bool>(
             address: endpoint,
             port,
             service,
-            is_known,
+            ..
         } => {
-            let key = key(ctx, endpoint.to_mapped(), port, protocol);
-            let value = Socket {
-                address: address.to_mapped(),
-                port: tuple.destination_port,
-                pad: 0,
-                service,
-            };
-            // It is there already with most datagrams.
-            if !(is_known && says(&key, &value)) {
-                // A full table of an LRU map makes room; nothing else can fail.
-                let _ = SOCKETS.insert(key, value, 0);
-            }
+            remember(ctx, &tuple, &endpoint, port, service);
             D::write(ctx, endpoint.to_mapped());
             write_port(ctx, port);
             if TRACES {
@@ -215,6 +302,29 @@ fn redirect<A: FamilyMaps, D: SocketAddress, const TRACES: bool>(
     };
     count(Hook::Socket, reason);
     ALLOW
+}
+
+/// Notes what a socket that is sent to an endpoint of a service believes to talk to. It is there already
+/// with most datagrams. Out of line: what it takes of the stack is free afterwards.
+#[inline(never)]
+fn remember<A: Address>(
+    ctx: *mut bpf_sock_addr,
+    tuple: &Tuple<A>,
+    endpoint: &A,
+    port: u16,
+    service: u32,
+) {
+    let key = key(ctx, endpoint.to_mapped(), port, tuple.protocol);
+    let value = Socket {
+        address: tuple.destination.to_mapped(),
+        port: tuple.destination_port,
+        pad: 0,
+        service,
+    };
+    if !says(&key, &value) {
+        // A full table of an LRU map makes room; nothing else can fail.
+        let _ = SOCKETS.insert(key, value, 0);
+    }
 }
 
 #[inline(always)]

@@ -2,7 +2,7 @@
 //! also has the code that calls them.
 
 use lb_common::{
-    abi::{Frontend, FrontendKey, Plan},
+    abi::{Frontend, FrontendKey, Plan, SocketSeats},
     addr::{Ip4, Ip6},
     flow::{
         Flow, claim, end, load, party, queue, resize,
@@ -258,6 +258,50 @@ pub extern "C" fn less_loaded(one: u32, other: u32) -> u32 {
     })
 }
 
+/// [`lb_common::flow::seats::enter_party`]. The same for both families.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn enter_party(party: u64, most: u32) -> u64 {
+    let kernel = Kernel::<_, true, false>::new((), 0);
+    kernel.map_or(party::NO_ROOM, |kernel| {
+        seats::enter_party::<Ip4, _>(&kernel, party, most)
+    })
+}
+
+/// [`FamilyMaps::seat_socket`] for IPv4.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn seat_socket4(
+    tuple: *const Tuple<Ip4>,
+    endpoint: u32,
+    held: *mut SocketSeats,
+) -> u64 {
+    seat_socket(tuple, endpoint, held)
+}
+
+/// [`FamilyMaps::seat_socket`] for IPv6.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn seat_socket6(
+    tuple: *const Tuple<Ip6>,
+    endpoint: u32,
+    held: *mut SocketSeats,
+) -> u64 {
+    seat_socket(tuple, endpoint, held)
+}
+
+/// [`pipeline::unseat_socket`]. The same for both families. Always 0.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn unseat_socket(held: *mut SocketSeats) -> u64 {
+    // SAFETY: null or the socket's; the verifier makes sure.
+    let held = unsafe { held.as_mut() };
+    if let (Some(held), Some(kernel)) = (held, Kernel::<_, true, false>::new((), 0)) {
+        pipeline::unseat_socket::<Ip4, _>(&kernel, held);
+    }
+    0
+}
+
 /// [`lb_common::flow::load::enter_endpoint`]. The same for both families.
 #[unsafe(no_mangle)]
 #[inline(never)]
@@ -401,6 +445,23 @@ fn sticky_index<A: FamilyMaps>(tuple: *const Tuple<A>, plan: *const Plan, policy
     match (tuple, plan, Kernel::<_, true, false>::new((), 0)) {
         (Some(tuple), Some(plan), Some(kernel)) => {
             select::sticky_index(&kernel, plan, Policy::from_u32(policy), tuple)
+        }
+        _ => u64::MAX,
+    }
+}
+
+#[inline(always)]
+fn seat_socket<A: FamilyMaps>(
+    tuple: *const Tuple<A>,
+    endpoint: u32,
+    held: *mut SocketSeats,
+) -> u64 {
+    // SAFETY: null or what they are said to be; the verifier makes sure.
+    let (tuple, held) = unsafe { (tuple.as_ref(), held.as_mut()) };
+    match (tuple, held, Kernel::<_, true, false>::new((), 0)) {
+        (Some(tuple), Some(held), Some(kernel)) => {
+            let refused = pipeline::seat_socket(&kernel, tuple, endpoint, held);
+            refused.map_or(u64::MAX, |reason| reason as u64)
         }
         _ => u64::MAX,
     }
@@ -605,6 +666,11 @@ impl FamilyMaps for Ip4 {
     }
 
     #[inline(always)]
+    fn seat_socket(tuple: &Tuple<Self>, endpoint: u32, held: *mut SocketSeats) -> u64 {
+        seat_socket4(tuple, endpoint, held)
+    }
+
+    #[inline(always)]
     fn other_flow(index: u32) -> Option<*mut Flow<Self>> {
         OTHER_FLOWS4.get_ptr_mut(index)
     }
@@ -735,6 +801,11 @@ impl FamilyMaps for Ip6 {
     #[inline(always)]
     fn unknown_index(tuple: &Tuple<Self>) -> u64 {
         unknown_index6(tuple)
+    }
+
+    #[inline(always)]
+    fn seat_socket(tuple: &Tuple<Self>, endpoint: u32, held: *mut SocketSeats) -> u64 {
+        seat_socket6(tuple, endpoint, held)
     }
 
     #[inline(always)]

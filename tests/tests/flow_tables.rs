@@ -15,12 +15,19 @@ use lb_common::{
         tag,
     },
 };
-use lb_datapath::{Jiffies, TickRate, bpf::MappedArray, hz};
+use lb_datapath::{
+    Jiffies, TickRate,
+    bpf::{BatchMap, MappedArray},
+    hz,
+    socket_seats::SeatedSockets,
+};
 use lb_objects::Protocol;
 use lb_tests::{PinRoot, eventually, programs};
 use node_lb::{
     config::FlowTimeouts,
-    flows::{FlowSweeper, FlowTables, Parties, SeatTable, ServiceCounters, UdpSockets, timeouts},
+    flows::{
+        FlowSweeper, FlowTables, Parties, SeatTable, ServiceCounters, Sockets, UdpSockets, timeouts,
+    },
 };
 
 #[test]
@@ -62,7 +69,7 @@ fn jiffies_are_the_kernels() {
 fn flows_in_the_kernels_tables_are_ended() {
     let root = PinRoot::new();
     let pins = root.pins(programs::VERSION);
-    let loaded = programs::start(&pins, &[]);
+    let mut loaded = programs::start(&pins, &[]);
     let v4: MappedArray<Flow<Ip4>> = MappedArray::new(&loaded.map("FLOWS4").unwrap()).unwrap();
     let v6: MappedArray<Flow<Ip6>> = MappedArray::new(&loaded.map("FLOWS6").unwrap()).unwrap();
     let rate = TickRate::of_kernel();
@@ -80,8 +87,11 @@ fn flows_in_the_kernels_tables_are_ended() {
     insert(&v6, 80, SEEN | RST, ago(10));
     insert(&v6, 8_000, SEEN, now);
 
-    let sockets =
-        UdpSockets::new(lb_datapath::bpf::BatchMap::new(&loaded.map("SOCKETS").unwrap()).unwrap());
+    let seated = SeatedSockets::open(&mut loaded).unwrap();
+    let sockets = Sockets {
+        udp: UdpSockets::new(BatchMap::new(&loaded.map("SOCKETS").unwrap()).unwrap()),
+        seats: Box::new(move || seated.all()),
+    };
     let tables = FlowTables { v4, v6 };
     let limits = MappedArray::new(&loaded.map("LIMITS").unwrap()).unwrap();
     limits.write(

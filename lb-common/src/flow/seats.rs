@@ -548,6 +548,13 @@ pub fn leave_party<A: Address, S: Slots<A>>(slots: &S, forward: u32, ports: u32)
     }
 }
 
+/// Counts a connection without a flow in its party, if that has less than `most`: an answer of
+/// [`party::join`].
+#[inline(always)]
+pub fn enter_party<A: Address, S: Slots<A>>(slots: &S, party: u64, most: u32) -> u64 {
+    party::join(|index| slots.party(index), party, most)
+}
+
 /// Counts the connections of a flow's endpoint less. See [`party_at`] for `forward` and `ports`.
 #[inline(always)]
 pub fn leave_endpoint<A: Address, S: Slots<A>>(slots: &S, forward: u32, ports: u32) {

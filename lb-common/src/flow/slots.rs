@@ -87,6 +87,8 @@ pub trait Steps<A: Address> {
     fn join_party(&self, forward: u32, ports: u32, most: u32) -> u64;
     /// [`leave_party`](super::seats::leave_party).
     fn leave_party(&self, forward: u32, ports: u32) -> u64;
+    /// [`enter_party`](super::seats::enter_party).
+    fn enter_party(&self, party: u64, most: u32) -> u64;
     /// [`enter_endpoint`](super::load::enter_endpoint).
     fn enter_endpoint(&self, endpoint: u32, most: u32) -> bool;
     /// [`leave_endpoint`](super::seats::leave_endpoint).

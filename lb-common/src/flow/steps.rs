@@ -38,6 +38,10 @@ impl<A: Address, S: Slots<A> + Plain> Steps<A> for S {
         seats::leave_party(self, forward, ports)
     }
 
+    fn enter_party(&self, party: u64, most: u32) -> u64 {
+        seats::enter_party(self, party, most)
+    }
+
     fn enter_endpoint(&self, endpoint: u32, most: u32) -> bool {
         load::enter_endpoint(self, endpoint, most)
     }

@@ -132,7 +132,7 @@ pub(super) const LATER: u32 = 1 << 31;
 /// A bit beside the number of a [`Place`]: it is above a limit that is only audited.
 pub(super) const OVER: u32 = 1 << 30;
 /// A bit beside the number of a [`Place`]: its seat is one of those that are kept for parties without any.
-const KEPT: u32 = 1 << 29;
+pub(super) const KEPT: u32 = 1 << 29;
 
 /// Takes the seats that a new flow of a flow schema asks for, all or none: the number of the
 /// [`Place`] that it has now, perhaps with [`LATER`], [`OVER`] or [`KEPT`], or [`REFUSED`] or [`WAITS`].

@@ -21,6 +21,7 @@ mod record;
 mod resize;
 mod room;
 mod send;
+mod socket;
 mod track;
 mod turn;
 mod unknown;
@@ -35,6 +36,7 @@ pub use self::{
     record::finish_index,
     resize::{Copied, copy_slot},
     room::with_room,
+    socket::{seat_socket, unseat_socket},
     turn::{let_in, turn_away},
 };
 

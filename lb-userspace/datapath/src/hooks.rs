@@ -88,7 +88,7 @@ pub enum Framing {
     Ip,
 }
 
-/// The system calls on sockets for which programs translate addresses.
+/// The system calls on sockets for which programs translate addresses, and a socket's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum SocketHook {
     Connect4,
@@ -99,6 +99,7 @@ pub enum SocketHook {
     RecvMsg6,
     GetPeerName4,
     GetPeerName6,
+    Release,
 }
 
 /// The system call that opens an attached program, as [`ProgramError`] names it.
@@ -149,8 +150,10 @@ impl Direction {
 }
 
 impl SocketHook {
-    /// All hooks.
-    pub const ALL: [Self; 8] = [
+    /// All hooks, in the order in which programs are attached: first the one that gives back what the
+    /// others take.
+    pub const ALL: [Self; 9] = [
+        Self::Release,
         Self::Connect4,
         Self::Connect6,
         Self::SendMsg4,
@@ -172,6 +175,7 @@ impl SocketHook {
             Self::RecvMsg6 => "recvmsg6",
             Self::GetPeerName4 => "getpeername4",
             Self::GetPeerName6 => "getpeername6",
+            Self::Release => "sock_release",
         }
     }
 
@@ -186,6 +190,7 @@ impl SocketHook {
             Self::RecvMsg6 => bpf_attach_type::BPF_CGROUP_UDP6_RECVMSG,
             Self::GetPeerName4 => bpf_attach_type::BPF_CGROUP_INET4_GETPEERNAME,
             Self::GetPeerName6 => bpf_attach_type::BPF_CGROUP_INET6_GETPEERNAME,
+            Self::Release => bpf_attach_type::BPF_CGROUP_INET_SOCK_RELEASE,
         }
     }
 }

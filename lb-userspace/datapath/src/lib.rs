@@ -5,8 +5,8 @@
 //! In order of use: [`preflight`] says whether this node can run the data plane at all; [`Pins`]
 //! finds and locks what earlier agents left; [`load()`] loads programs around the pinned maps;
 //! [`Attacher`] puts them in place of the earlier ones; [`devices`] says where; [`maps`] is what
-//! plans are written to; [`trace`] has programs tell what they decide, and
-//! [`waiters`] hand over connections that wait for a seat.
+//! plans are written to; [`trace`] has programs tell what they decide,
+//! [`waiters`] hand over connections that wait for a seat, and [`socket_seats`] tells what sockets hold.
 
 pub mod preflight;
 
@@ -27,6 +27,7 @@ pub mod mirror;
 
 mod clock;
 pub mod heap;
+pub mod socket_seats;
 pub mod waiters;
 
 pub mod bpf;

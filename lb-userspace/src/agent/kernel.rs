@@ -22,6 +22,7 @@ use lb_datapath::{
     maps::WriteError,
     mirror::Mirror,
     pins::Lock,
+    socket_seats::SeatedSockets,
     trace::{Lines, TraceError},
     waiters,
 };
@@ -35,7 +36,9 @@ use super::{
 };
 use crate::{
     config::{AdmissionMode, Config},
-    flows::{self, FlowSweeper, FlowTables, Parties, SeatTable, ServiceCounters, UdpSockets},
+    flows::{
+        self, FlowSweeper, FlowTables, Parties, SeatTable, ServiceCounters, Sockets, UdpSockets,
+    },
     map_writer::{self, Findings, MapFill, wrong},
     plan::{LocalDetector, LocalNode},
     waiting,
@@ -347,12 +350,18 @@ impl Kernel {
     /// # Errors
     ///
     /// If the flow tables cannot be mapped into memory.
-    pub fn sweep_flows(&self, seats: Arc<SeatTable>) -> anyhow::Result<FlowSweeper> {
+    pub fn sweep_flows(&mut self, seats: Arc<SeatTable>) -> anyhow::Result<FlowSweeper> {
         let tables = FlowTables {
             v4: MappedArray::new(&self.loaded.map("FLOWS4")?)?,
             v6: MappedArray::new(&self.loaded.map("FLOWS6")?)?,
         };
-        let sockets = UdpSockets::new(BatchMap::new(&self.loaded.map("SOCKETS")?)?);
+        let sockets = Sockets {
+            udp: UdpSockets::new(BatchMap::new(&self.loaded.map("SOCKETS")?)?),
+            seats: match SeatedSockets::open(&mut self.loaded) {
+                Ok(seated) => Box::new(move || seated.all()),
+                Err(error) => Box::new(move || Err(io::Error::other(format!("{error:#}")))),
+            },
+        };
         let limits = MappedArray::new(&self.loaded.map("LIMITS")?)?;
         let counters = ServiceCounters::open(&self.loaded)?;
         FlowSweeper::start(

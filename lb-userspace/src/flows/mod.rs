@@ -41,4 +41,4 @@ pub use seats::SeatTable;
 pub use sockets::UdpSockets;
 pub use stale::Stale;
 pub use stats::Stats;
-pub use worker::{Counters, FlowSweeper, FlowTables, Kernel, ServiceCounters};
+pub use worker::{Counters, FlowSweeper, FlowTables, Kernel, SeatLister, ServiceCounters, Sockets};

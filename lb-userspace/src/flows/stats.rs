@@ -5,11 +5,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lb_common::flow::{
-    Stage,
-    limit::{LEVEL_NUMBERS, LIMITS},
-    seats::Place,
-    stage::STAGES,
+use lb_common::{
+    abi::SocketSeats,
+    flow::{
+        Stage,
+        limit::{LEVEL_NUMBERS, LIMITS},
+        seats::Place,
+        stage::STAGES,
+    },
 };
 use lb_objects::Protocol;
 
@@ -221,6 +224,23 @@ impl ServiceCounts {
 
     pub(super) fn add_seats(&mut self, place: Place) {
         add_place(&mut self.seats, place);
+    }
+
+    /// Adds a socket that holds seats, without a flow, and the queue that is charged for it, if one is.
+    pub(super) fn add_socket(&mut self, socket: &SocketSeats, queue: Option<u32>) {
+        let place = Place::from_u32(socket.place);
+        self.add_seats(place);
+        if place.counts_at_endpoint() {
+            self.add_open(socket.endpoint);
+        }
+        if socket.party != 0
+            && let Some(party) = self.of_party(socket.party)
+        {
+            party.seated += 1;
+        }
+        if let Some(queue) = queue {
+            self.add_charge(queue);
+        }
     }
 
     pub(super) fn add_slow(&mut self, place: Place) {

@@ -15,7 +15,7 @@ use std::{
 use lb_common::{
     abi,
     addr::{Ip4, Ip6},
-    flow::{Flow, Timeouts, limit::LEVELS},
+    flow::{Flow, Timeouts, limit::LEVELS, seats::Place},
 };
 use lb_datapath::{
     Jiffies, Loaded, TickRate,
@@ -84,6 +84,17 @@ pub struct Kernel {
     pub reset: Sender,
     /// `None` if no sockets are translated.
     pub sockets: Option<UdpSockets>,
+    /// What sockets hold that have been translated.
+    pub socket_seats: SeatLister,
+}
+
+/// Lists what sockets hold.
+pub type SeatLister = Box<dyn Fn() -> io::Result<Vec<abi::SocketSeats>> + Send>;
+
+/// The sockets that programs have translated.
+pub struct Sockets {
+    pub udp: UdpSockets,
+    pub seats: SeatLister,
 }
 
 /// Numbers of flows by service, which programs change too.
@@ -162,8 +173,8 @@ impl Counters for ServiceCounters {
 }
 
 impl FlowSweeper {
-    /// Starts to sweep the tables that programs use with these settings. `sockets` is the `SOCKETS`
-    /// map, or `None` if no sockets are translated.
+    /// Starts to sweep the tables that programs use with these settings. `sockets` is `None` if no
+    /// sockets are translated.
     ///
     /// # Errors
     ///
@@ -175,7 +186,7 @@ impl FlowSweeper {
         counters: ServiceCounters,
         seats: Arc<SeatTable>,
         parties: Parties,
-        sockets: Option<UdpSockets>,
+        sockets: Option<Sockets>,
     ) -> io::Result<Self> {
         let limits = Arc::new(limits);
         let abi::Limits {
@@ -189,6 +200,10 @@ impl FlowSweeper {
             let message = format!("cannot load the program that reads the kernel's clock: {error}");
             io::Error::new(error.kind(), message)
         })?;
+        let (sockets, socket_seats) = match sockets {
+            Some(Sockets { udp, seats }) => (Some(udp), seats),
+            None => (None, Box::new(|| Ok(Vec::new())) as SeatLister),
+        };
         let kernel = Kernel {
             tick: Box::new(move || Ok(rate.tick(jiffies.now()?))),
             grace: Box::new(synchronize_rcu),
@@ -203,6 +218,7 @@ impl FlowSweeper {
             set_shares: Box::new(move |shares| set_shares(&limits, shares)),
             reset: Box::new(Reset::send),
             sockets,
+            socket_seats,
         };
         Self::start_with(tables, config, timeouts, rate, kernel)
     }
@@ -267,6 +283,7 @@ impl FlowSweeper {
             passes: 0,
             second_look: Stale::default(),
             told: false,
+            told_of_seats: false,
             shared: shared.clone(),
         };
         let thread = thread::Builder::new()
@@ -433,6 +450,8 @@ struct Worker<R4, R6> {
     second_look: Stale,
     /// Whether a failure to end sockets has been reported.
     told: bool,
+    /// Whether it has been reported that sockets with seats cannot be listed.
+    told_of_seats: bool,
     shared: Arc<Shared>,
 }
 
@@ -483,12 +502,15 @@ impl<R4: Records<Ip4>, R6: Records<Ip6>> Worker<R4, R6> {
         let v6 = self
             .v6
             .scan(now, &self.timeouts, &mut services, &mut self.removed);
-        let seats = &self.kernel.seats;
-        self.recount.end(seats, |limit| services.seats(limit));
-        self.load_recount.end(seats.loads(), services.open());
-        let (parties, counted) = (&self.kernel.parties, services.take_parties());
-        self.party_recount.end(parties, &counted);
-        self.queue_recount.end(parties.queues(), services.queues());
+        let knows_sockets = self.count_sockets(&mut services);
+        let (seats, parties) = (&self.kernel.seats, &self.kernel.parties);
+        let counted = services.take_parties();
+        if knows_sockets {
+            self.recount.end(seats, |limit| services.seats(limit));
+            self.load_recount.end(seats.loads(), services.open());
+            self.party_recount.end(parties, &counted);
+            self.queue_recount.end(parties.queues(), services.queues());
+        }
         let some_limits = seats.press(now, |limit| services.slow_handshakes(limit));
         let is_level_pressed = |level| seats.is_pressed(LEVELS + level);
         let some_parties = counts_parties && parties.press(now, &counted, is_level_pressed);
@@ -534,6 +556,33 @@ impl<R4: Records<Ip4>, R6: Records<Ip6>> Worker<R4, R6> {
             true => Duration::ZERO,
             false => wanted.clamp(SHORTEST_PAUSE, LONGEST_PAUSE) - SHORTEST_PAUSE,
         }
+    }
+
+    /// Counts the sockets that hold seats. Returns whether they are known.
+    fn count_sockets(&mut self, services: &mut ServiceCounts) -> bool {
+        let listed = match (self.kernel.socket_seats)() {
+            Ok(listed) => listed,
+            Err(error) => {
+                if !self.told_of_seats {
+                    tracing::warn!(
+                        "numbers of connections within limits are not corrected any more if they are wrong: \
+                         cannot list what sockets hold: {error}"
+                    );
+                }
+                self.told_of_seats = true;
+                return false;
+            }
+        };
+        self.told_of_seats = false;
+        for socket in &listed {
+            let level = Place::from_u32(socket.place).level();
+            let queues = self.kernel.parties.queues();
+            let queue = (socket.party != 0 && level != 0)
+                .then(|| queues.charged(level, socket.party, 0, socket.ports))
+                .flatten();
+            services.add_socket(socket, queue);
+        }
+        true
     }
 
     /// Resets both sides of connections that have run into a deadline. A side that cannot be reset now is

@@ -74,6 +74,10 @@ impl Services<Ip4> for Cpu {
         select::less_loaded::<Ip4, _>(self, one, other)
     }
 
+    fn with_room(&self, set: Range, index: u32, most: u32) -> u32 {
+        pipeline::with_room::<Ip4, _>(self, set, index, most)
+    }
+
     fn sticky_index(&self, plan: &Plan, policy: Policy, tuple: &Tuple<Ip4>) -> u64 {
         select::sticky_index(self, plan, policy, tuple)
     }
@@ -209,6 +213,10 @@ impl Steps<Ip4> for Cpu {
         seats::leave_party(self, forward, ports)
     }
 
+    fn enter_party(&self, party: u64, most: u32) -> u64 {
+        seats::enter_party::<Ip4, _>(self, party, most)
+    }
+
     fn enter_endpoint(&self, endpoint: u32, most: u32) -> bool {
         load::enter_endpoint(self, endpoint, most)
     }
@@ -311,10 +319,6 @@ impl Tables<Ip4> for Cpu {
 
     fn in_the_way(&self, asked: Asked) -> Option<Full> {
         pipeline::in_the_way::<Ip4, _>(self, asked)
-    }
-
-    fn with_room(&self, set: Range, index: u32, most: u32) -> u32 {
-        pipeline::with_room::<Ip4, _>(self, set, index, most)
     }
 
     fn elsewhere(&self, set: Range, index: u32, left: u32) -> u32 {

@@ -31,6 +31,7 @@ mod resize_beside;
 mod round_trip;
 mod seats;
 mod selection;
+mod socket_seats;
 mod sockets;
 mod stress;
 mod unknown;

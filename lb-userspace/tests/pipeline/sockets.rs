@@ -2,16 +2,19 @@
 //! each datagram of an unconnected socket.
 
 use std::{
+    cell::RefCell,
     collections::{BTreeMap, BTreeSet},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     time::Duration,
 };
 
 use lb_common::{
+    abi::SocketSeats,
     addr::{Address, Ip4, Ip6},
     parse::{TCP, Tuple, UDP, tcp_flag},
-    socket::{self, Call, Outcome},
-    tables::Services,
+    pipeline::{seat_socket, unseat_socket},
+    socket::{self, Call, Caller, Outcome},
+    tables::Tables,
     verdict::Reason,
 };
 use lb_datapath::memory::Hook;
@@ -22,6 +25,101 @@ use crate::{
     hooks::ingress,
     scene::{Place, Scene},
 };
+
+/// A socket, and what it holds, as the programs at sockets keep it.
+pub struct AskingSocket<'a> {
+    tables: &'a ProgrammedTables,
+    cookie: u64,
+    held: RefCell<SocketSeats>,
+}
+
+impl<'a> AskingSocket<'a> {
+    pub fn new(tables: &'a ProgrammedTables, cookie: u64) -> Self {
+        Self {
+            tables,
+            cookie,
+            held: RefCell::default(),
+        }
+    }
+
+    /// What it holds.
+    pub fn held(&self) -> SocketSeats {
+        *self.held.borrow()
+    }
+
+    /// Where it goes now, and whether it has gone there before.
+    pub fn ask(&self, scene: &Scene, call: Call) -> Result<(SocketAddr, bool), Reason> {
+        self.ask_for(scene, scene.target(), call)
+    }
+
+    fn ask_for(
+        &self,
+        scene: &Scene,
+        target: SocketAddr,
+        call: Call,
+    ) -> Result<(SocketAddr, bool), Reason> {
+        if call == Call::Connect {
+            self.close();
+        }
+        match scene.family {
+            IpFamily::V4 => self.ask_by::<Ip4>(scene, target, call),
+            IpFamily::V6 => self.ask_by::<Ip6>(scene, target, call),
+        }
+    }
+
+    /// Gives back what it holds, as if it were closed.
+    pub fn close(&self) {
+        unseat_socket::<Ip4, _>(&self.tables.tc(), &mut self.held.borrow_mut());
+    }
+
+    fn ask_by<A: Address + Default>(
+        &self,
+        scene: &Scene,
+        target: SocketAddr,
+        call: Call,
+    ) -> Result<(SocketAddr, bool), Reason>
+    where
+        for<'b> Hook<'b, true>: Tables<A>,
+    {
+        let tuple = Tuple {
+            source: A::from_mapped(scene.node().into()),
+            destination: A::from_mapped(target.ip().into()),
+            destination_port: target.port(),
+            protocol: scene.protocol,
+            ..Tuple::default()
+        };
+        match socket::destination(&self.tables.tc(), &tuple, call, self) {
+            Outcome::Replace {
+                address,
+                port,
+                is_known,
+                ..
+            } => Ok((SocketAddr::new(address.to_mapped().into(), port), is_known)),
+            Outcome::Keep(reason) | Outcome::Refuse(reason) => Err(reason),
+        }
+    }
+}
+
+impl<A: Address> Caller<A> for AskingSocket<'_>
+where
+    for<'b> Hook<'b, true>: Tables<A>,
+{
+    fn cookie(&self) -> u64 {
+        self.cookie
+    }
+
+    fn holds(&self, service: u32, endpoint: u32) -> bool {
+        let held = self.held();
+        (held.service, held.endpoint) == (service, endpoint)
+    }
+
+    fn take_seats(&self, tuple: &Tuple<A>, endpoint: u32) -> Option<Reason> {
+        self.close();
+        let mut held = self.held.borrow_mut();
+        held.ports = self.cookie as u32;
+        seat_socket(&self.tables.tc(), tuple, endpoint, &mut held)
+    }
+}
 
 /// As long as the kernel's connection tracking keeps an answered UDP flow.
 const SILENCE: u32 = 120;
@@ -193,36 +291,5 @@ fn ask_for(
     call: Call,
     cookie: u64,
 ) -> Result<(SocketAddr, bool), Reason> {
-    match scene.family {
-        IpFamily::V4 => ask_by::<Ip4>(scene, tables, target, call, cookie),
-        IpFamily::V6 => ask_by::<Ip6>(scene, tables, target, call, cookie),
-    }
-}
-
-fn ask_by<A: Address + Default>(
-    scene: &Scene,
-    tables: &ProgrammedTables,
-    target: SocketAddr,
-    call: Call,
-    cookie: u64,
-) -> Result<(SocketAddr, bool), Reason>
-where
-    for<'a> Hook<'a, true>: Services<A>,
-{
-    let tuple = Tuple {
-        source: A::from_mapped(scene.node().into()),
-        destination: A::from_mapped(target.ip().into()),
-        destination_port: target.port(),
-        protocol: scene.protocol,
-        ..Tuple::default()
-    };
-    match socket::destination(&tables.tc(), &tuple, call, || cookie) {
-        Outcome::Replace {
-            address,
-            port,
-            is_known,
-            ..
-        } => Ok((SocketAddr::new(address.to_mapped().into(), port), is_known)),
-        Outcome::Keep(reason) | Outcome::Refuse(reason) => Err(reason),
-    }
+    AskingSocket::new(tables, cookie).ask_for(scene, target, call)
 }

@@ -55,10 +55,10 @@ fn cgroup_programs_are_replaced_in_their_links() {
             replaced
         })
     };
-    assert_eq!(attach(&first), [false; 8]);
-    assert_eq!(attach(&first), [true; 8]);
+    assert_eq!(attach(&first), [false; SocketHook::ALL.len()]);
+    assert_eq!(attach(&first), [true; SocketHook::ALL.len()]);
     // Another --cgroup-path: the links on the first one are not kept.
-    assert_eq!(attach(&second), [false; 8]);
+    assert_eq!(attach(&second), [false; SocketHook::ALL.len()]);
     assert_eq!(pins.links().unwrap().len(), 8);
 
     attacher.detach_sockets().unwrap();

@@ -13,6 +13,7 @@ mod recording;
 mod segments;
 mod singly;
 mod sizes;
+mod socket_limits;
 mod sockets;
 mod unknown;
 mod weights;

@@ -16,11 +16,13 @@ use crate::socket_option;
 
 mod array;
 mod batch;
+mod iterate;
 mod link;
 mod run;
 
 pub use array::{ArrayError, MappedArray};
 pub use batch::{BatchError, BatchMap, Position};
+pub use iterate::iterate;
 pub use link::{AttachPoint, Link, LinkInfo, LinkTarget};
 pub use run::{Words, run_classifier};
 

@@ -8,7 +8,7 @@ use std::{
 };
 
 use aya::{
-    Ebpf, EbpfError, EbpfLoader, Pod,
+    Btf, Ebpf, EbpfError, EbpfLoader, Pod,
     maps::{Map, MapData, MapError},
     programs::{Program, ProgramError},
 };
@@ -17,6 +17,7 @@ use thiserror::Error;
 use super::{
     bpf::bytes_of,
     pins::{MapPins, PinError, Pins},
+    socket_seats,
 };
 
 mod ahead;
@@ -377,6 +378,10 @@ fn load_program(ebpf: &mut Ebpf, name: &str) -> Result<(), LoadError> {
         Program::Xdp(program) => program.load(),
         Program::SchedClassifier(program) => program.load(),
         Program::CgroupSockAddr(program) => program.load(),
+        Program::CgroupSock(program) => program.load(),
+        Program::Iter(program) => Btf::from_sys_fs()
+            .map_err(ProgramError::from)
+            .and_then(|kernel| program.load(socket_seats::SUBJECT, &kernel)),
         _ => {
             return Err(LoadError::Kind {
                 name: name.to_owned(),

@@ -175,6 +175,10 @@ impl<A: Family, const ANY_DEVICE: bool> Services<A> for Hook<'_, ANY_DEVICE> {
         select::less_loaded::<A, _>(self, one, other)
     }
 
+    fn with_room(&self, set: Range, index: u32, most: u32) -> u32 {
+        pipeline::with_room::<A, _>(self, set, index, most)
+    }
+
     fn sticky_index(&self, plan: &Plan, policy: Policy, tuple: &Tuple<A>) -> u64 {
         select::sticky_index(self, plan, policy, tuple)
     }
@@ -358,10 +362,6 @@ impl<A: Family, const ANY_DEVICE: bool> Tables<A> for Hook<'_, ANY_DEVICE> {
 
     fn in_the_way(&self, asked: Asked) -> Option<Full> {
         pipeline::in_the_way::<A, _>(self, asked)
-    }
-
-    fn with_room(&self, set: Range, index: u32, most: u32) -> u32 {
-        pipeline::with_room::<A, _>(self, set, index, most)
     }
 
     fn elsewhere(&self, set: Range, index: u32, left: u32) -> u32 {
