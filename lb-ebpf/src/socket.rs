@@ -101,8 +101,8 @@ pub fn list_seats(ctx: *mut c_void) -> i32 {
     0
 }
 
-/// What a socket holds; null if it has no such record. With `BPF_SK_STORAGE_GET_F_CREATE` it gets one, unless it has no
-/// memory left.
+/// What a socket holds; null if it has no such record. With `BPF_SK_STORAGE_GET_F_CREATE` it gets one,
+/// unless it has no memory left.
 #[inline(always)]
 fn seats(socket: *mut bpf_sock, flags: u32) -> *mut SocketSeats {
     // SAFETY: the map, and the socket of the program's own context.
