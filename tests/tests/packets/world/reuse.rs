@@ -173,6 +173,8 @@ fn clear(name: &str, map: MapData) {
         "HALF_OPEN_CURSORS" => zero_by_batch::<u32>(&map),
         "FRAGMENTS" => empty::<FragmentKey, u32>(&map),
         "SOCKETS" => empty::<SocketKey, Socket>(&map),
+        // Each socket has its own value, which goes with it.
+        "SOCKET_SEATS" => {}
         "PACKETS" => zero_per_cpu::<u64>(map, COUNTERS as u32),
         "REJECT_BUDGET" => zero_per_cpu::<RejectBudget>(map, 1),
         _ => panic!("map {name} is new: {} must know how it is cleared", file!()),
