@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::Result;
 use lb_tests::{
-    Balanced, Endpoint, EndpointSlices, Family, Lab, Manifests, Node, PATIENCE, PodNetwork,
+    Agent, Balanced, Endpoint, EndpointSlices, Family, Lab, Manifests, Node, PATIENCE, PodNetwork,
     Request, Serve, Service, Topology, eventually,
     lab::{Addresses, Host, address::PODS},
     patient,
@@ -81,6 +81,12 @@ impl Ground {
     /// The lab with its agents.
     pub fn balanced(&self) -> &Balanced {
         &self.balanced
+    }
+
+    /// Says that the test changes what agents have written or attached.
+    pub fn expect_differences(&mut self) {
+        let agents = self.balanced.agents.iter_mut();
+        agents.for_each(Agent::expect_differences);
     }
 
     /// What the agent on node number `index` says of itself.
