@@ -134,7 +134,7 @@ fn sockets_whose_end_nobody_sees_give_their_places_back() -> Result<()> {
         .map(|_| request.held_for(HELD).deadline(DEADLINE).start(process))
         .collect::<Result<_, _>>()?;
     wait_for(&ground, LIMIT);
-    let links = ground.balanced().map_dir(1)?.with_file_name("links");
+    let links = ground.balanced().map_dir(1)?.with_file_name("later-links");
     let link = links.join("cgroup-sock_release");
     // The agent attaches it again before long.
     let is_over = AtomicBool::new(false);

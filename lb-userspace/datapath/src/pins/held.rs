@@ -9,7 +9,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use super::{LINKS, LinkPin, Lock, MAPS, PinError, Pins, create, failed};
+use super::{LATER_LINKS, LINKS, LinkPin, Lock, MAPS, PinError, Pins, create, failed};
 use crate::{bpf::Link, preflight::is_bpf_fs};
 
 /// What a process holds open besides its pins.
@@ -97,6 +97,7 @@ impl Pins {
         }
         create(&self.directory.join(MAPS))?;
         create(&self.directory.join(LINKS))?;
+        create(&self.directory.join(LATER_LINKS))?;
         let mut again = self.held.lock();
         let lock = again.as_ref().unwrap_or(&self.lock);
         if !lock.holds().map_err(failed("look at", root))? {

@@ -11,7 +11,7 @@ use std::{
 
 use thiserror::Error;
 
-use super::{bpf::Link, clsact, preflight};
+use super::{bpf::Link, clsact, hooks::SocketHook, preflight};
 
 mod held;
 mod lock;
@@ -26,6 +26,8 @@ pub const DEFAULT_ROOT: &str = "/sys/fs/bpf/node-lb";
 
 const MAPS: &str = "maps";
 const LINKS: &str = "links";
+/// Links of hooks that earlier versions do not know, which refuse to start beside strange pins in `links`.
+const LATER_LINKS: &str = "later-links";
 /// How the names of directories begin in which programs are only tried out.
 const TRIAL: &str = "trial-";
 
@@ -125,6 +127,7 @@ impl Pins {
         let directory = root.join(ours);
         create(&directory.join(MAPS))?;
         create(&directory.join(LINKS))?;
+        create(&directory.join(LATER_LINKS))?;
         Ok(Self {
             lock,
             directory,
@@ -184,7 +187,11 @@ impl Pins {
 
     /// The path at which a link is pinned, whether it exists or not.
     pub fn link(&self, pin: LinkPin) -> PathBuf {
-        self.directory.join(LINKS).join(pin.to_string())
+        let directory = match pin {
+            LinkPin::Socket(SocketHook::Release) => LATER_LINKS,
+            _ => LINKS,
+        };
+        self.directory.join(directory).join(pin.to_string())
     }
 
     /// The pinned links.
@@ -193,15 +200,16 @@ impl Pins {
     ///
     /// If the directory cannot be read, or contains anything else.
     pub fn links(&self) -> Result<Vec<LinkPin>, PinError> {
-        let directory = self.directory.join(LINKS);
-        names(&directory)?
-            .into_iter()
-            .map(|name| {
-                name.parse().map_err(|UnknownPin| PinError::Foreign {
+        let mut pins = Vec::new();
+        for directory in [LINKS, LATER_LINKS].map(|name| self.directory.join(name)) {
+            for name in names(&directory)? {
+                let pin = name.parse().map_err(|UnknownPin| PinError::Foreign {
                     path: directory.join(name),
-                })
-            })
-            .collect()
+                })?;
+                pins.push(pin);
+            }
+        }
+        Ok(pins)
     }
 }
 
@@ -258,6 +266,7 @@ pub fn cleanup(root: &Path) -> Result<Removed, PinError> {
         }
         // Programs first, because no program may run on without its maps' names.
         removed.links += remove_all(&directory.join(LINKS), remove_link)?;
+        removed.links += remove_all(&directory.join(LATER_LINKS), remove_link)?;
         removed.maps += remove_all(&directory.join(MAPS), remove)?;
         remove_directory(&directory)?;
     }
