@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use lb_datapath::{Loaded, OBJECT, Pins, Settings, bpf::Link, load, pins::LinkPin};
+use lb_datapath::{Loaded, OBJECT, Pins, Settings, SocketHook, bpf::Link, load, pins::LinkPin};
 
 /// Layout version for tests; any will do.
 pub const VERSION: u32 = 7;
@@ -25,6 +25,10 @@ pub fn id(loaded: &mut Loaded, name: &str) -> u32 {
 
 /// Id of the program in a link pinned under a `--bpf-root`.
 pub fn attached(root: &Path, pin: LinkPin) -> u32 {
-    let link = Link::open(&root.join(format!("v{VERSION}/links/{pin}"))).unwrap();
+    let directory = match pin {
+        LinkPin::Socket(SocketHook::Release) => "later-links",
+        _ => "links",
+    };
+    let link = Link::open(&root.join(format!("v{VERSION}/{directory}/{pin}"))).unwrap();
     link.info().unwrap().program_id
 }
