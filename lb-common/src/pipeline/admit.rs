@@ -320,14 +320,7 @@ pub(super) fn join<A: Address, T: Tables<A>>(
     if joined == FULL && !is_let_in {
         let level = tables.seats(asked.place().shared());
         if !level.is_some_and(is_audited) {
-            // SAFETY: elements of maps stay; the words are counters.
-            unsafe {
-                let counter = match asked.is_of_kept() {
-                    true => &raw mut (*schema).refused,
-                    false => &raw mut (*schema).refused_parties,
-                };
-                atomic::add(counter, 1);
-            }
+            count_refused_party(schema, asked);
             return FULL;
         }
         counted = JOINED_OVER;
@@ -336,10 +329,23 @@ pub(super) fn join<A: Address, T: Tables<A>>(
     match joined & party::ANSWERS {
         party::LATER => return party::LATER,
         JOINED => {}
-        // SAFETY: as above.
+        // SAFETY: elements of maps stay; the word is a counter.
         _ => unsafe { atomic::add(&raw mut (*schema).uncounted, 1) },
     }
     counted | joined & !party::ANSWERS
+}
+
+/// Counts a connection that was refused because its party is full.
+#[inline(always)]
+pub(super) fn count_refused_party(schema: *mut FlowSchema, asked: Asked) {
+    // SAFETY: elements of maps stay; the words are counters.
+    unsafe {
+        let counter = match asked.is_of_kept() {
+            true => &raw mut (*schema).refused,
+            false => &raw mut (*schema).refused_parties,
+        };
+        atomic::add(counter, 1);
+    }
 }
 
 /// How the client of a connection is told that there is no seat for it, for [`Work::reason`].

@@ -5,7 +5,7 @@
 //! datagram of a flow does, or is refused.
 
 use super::{
-    admit::{KEPT, OVER, REFUSED, asks, count_admitted},
+    admit::{KEPT, OVER, REFUSED, asks, count_admitted, count_refused_party},
     classify::schema_of,
 };
 use crate::{
@@ -172,21 +172,14 @@ fn join<A: Address, T: Tables<A>>(
     if joined == FULL {
         let level = tables.seats(asked.place().shared());
         if !level.is_some_and(is_audited) {
-            // SAFETY: elements of maps stay; the words are counters.
-            unsafe {
-                let counter = match asked.is_of_kept() {
-                    true => &raw mut (*schema).refused,
-                    false => &raw mut (*schema).refused_parties,
-                };
-                atomic::add(counter, 1);
-            }
+            count_refused_party(schema, asked);
             return FULL;
         }
         answer = OVER_ITS_PART;
         joined = tables.enter_party(party, ANY);
     }
     if joined == NO_ROOM {
-        // SAFETY: as above.
+        // SAFETY: elements of maps stay; the word is a counter.
         unsafe { atomic::add(&raw mut (*schema).uncounted, 1) };
     }
     answer
