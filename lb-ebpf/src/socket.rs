@@ -288,9 +288,9 @@ fn redirect<A: FamilyMaps, D: SocketAddress, const TRACES: bool>(
             address: endpoint,
             port,
             service,
-            ..
+            is_known,
         } => {
-            remember(ctx, &tuple, &endpoint, port, service);
+            remember(ctx, &tuple, &(endpoint, port), service, is_known);
             D::write(ctx, endpoint.to_mapped());
             write_port(ctx, port);
             if TRACES {
@@ -310,9 +310,9 @@ fn redirect<A: FamilyMaps, D: SocketAddress, const TRACES: bool>(
 fn remember<A: Address>(
     ctx: *mut bpf_sock_addr,
     tuple: &Tuple<A>,
-    endpoint: &A,
-    port: u16,
+    &(endpoint, port): &(A, u16),
     service: u32,
+    is_known: bool,
 ) {
     let key = key(ctx, endpoint.to_mapped(), port, tuple.protocol);
     let value = Socket {
@@ -321,7 +321,7 @@ fn remember<A: Address>(
         pad: 0,
         service,
     };
-    if !says(&key, &value) {
+    if !(is_known && says(&key, &value)) {
         // A full table of an LRU map makes room; nothing else can fail.
         let _ = SOCKETS.insert(key, value, 0);
     }
