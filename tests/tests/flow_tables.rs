@@ -90,7 +90,7 @@ fn flows_in_the_kernels_tables_are_ended() {
     let seated = SeatedSockets::open(&mut loaded).unwrap();
     let sockets = Sockets {
         udp: UdpSockets::new(BatchMap::new(&loaded.map("SOCKETS").unwrap()).unwrap()),
-        seats: Box::new(move || seated.all()),
+        seats: Box::new(move |each| seated.for_each(each)),
     };
     let tables = FlowTables { v4, v6 };
     let limits = MappedArray::new(&loaded.map("LIMITS").unwrap()).unwrap();

@@ -1,7 +1,7 @@
 //! What translated sockets hold of limits, which each socket has by itself: only a program can list it.
 
 use std::{
-    io,
+    io::{self, BufRead as _, Read as _},
     os::fd::{AsFd as _, OwnedFd},
 };
 
@@ -37,17 +37,20 @@ impl SeatedSockets {
         })
     }
 
-    /// What each socket holds that has been translated to a Service whose connections are counted.
+    /// Calls a function with what each socket holds that has been translated to a Service whose connections
+    /// are counted. Processes may have very many, so they are not kept.
     ///
     /// # Errors
     ///
     /// The kernel's; none is expected.
-    pub fn all(&self) -> io::Result<Vec<SocketSeats>> {
-        let written = iterate(self.program.as_fd(), self.map.fd().as_fd())?;
-        let (records, _) = written.as_chunks::<{ size_of::<SocketSeats>() }>();
-        // SAFETY: as many bytes as a record has, of which any are valid.
-        let read =
-            |bytes: &[u8; _]| unsafe { bytes.as_ptr().cast::<SocketSeats>().read_unaligned() };
-        Ok(records.iter().map(read).collect())
+    pub fn for_each(&self, each: &mut dyn FnMut(&SocketSeats)) -> io::Result<()> {
+        let mut written = iterate(self.program.as_fd(), self.map.fd().as_fd())?;
+        let mut record = [0; size_of::<SocketSeats>()];
+        while !written.fill_buf()?.is_empty() {
+            written.read_exact(&mut record)?;
+            // SAFETY: as many bytes as a record has, of which any are valid.
+            each(&unsafe { record.as_ptr().cast::<SocketSeats>().read_unaligned() });
+        }
+        Ok(())
     }
 }

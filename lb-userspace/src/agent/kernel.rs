@@ -358,8 +358,8 @@ impl Kernel {
         let sockets = Sockets {
             udp: UdpSockets::new(BatchMap::new(&self.loaded.map("SOCKETS")?)?),
             seats: match SeatedSockets::open(&mut self.loaded) {
-                Ok(seated) => Box::new(move || seated.all()),
-                Err(error) => Box::new(move || Err(io::Error::other(format!("{error:#}")))),
+                Ok(seated) => Box::new(move |each| seated.for_each(each)),
+                Err(error) => Box::new(move |_| Err(io::Error::other(format!("{error:#}")))),
             },
         };
         let limits = MappedArray::new(&self.loaded.map("LIMITS")?)?;

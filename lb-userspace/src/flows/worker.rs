@@ -83,19 +83,18 @@ pub struct Kernel {
     /// Resets a side of a connection.
     pub reset: Sender,
     /// `None` if no sockets are translated.
-    pub sockets: Option<UdpSockets>,
-    /// What sockets hold that have been translated.
-    pub socket_seats: SeatLister,
+    pub sockets: Option<Sockets>,
 }
-
-/// Lists what sockets hold.
-pub type SeatLister = Box<dyn Fn() -> io::Result<Vec<abi::SocketSeats>> + Send>;
 
 /// The sockets that programs have translated.
 pub struct Sockets {
     pub udp: UdpSockets,
+    /// Tells what each of them holds.
     pub seats: SeatLister,
 }
+
+/// Calls a function with what each socket holds.
+pub type SeatLister = Box<dyn Fn(&mut dyn FnMut(&abi::SocketSeats)) -> io::Result<()> + Send>;
 
 /// Numbers of flows by service, which programs change too.
 pub trait Counters: Send + Sync {
@@ -200,10 +199,6 @@ impl FlowSweeper {
             let message = format!("cannot load the program that reads the kernel's clock: {error}");
             io::Error::new(error.kind(), message)
         })?;
-        let (sockets, socket_seats) = match sockets {
-            Some(Sockets { udp, seats }) => (Some(udp), seats),
-            None => (None, Box::new(|| Ok(Vec::new())) as SeatLister),
-        };
         let kernel = Kernel {
             tick: Box::new(move || Ok(rate.tick(jiffies.now()?))),
             grace: Box::new(synchronize_rcu),
@@ -218,7 +213,6 @@ impl FlowSweeper {
             set_shares: Box::new(move |shares| set_shares(&limits, shares)),
             reset: Box::new(Reset::send),
             sockets,
-            socket_seats,
         };
         Self::start_with(tables, config, timeouts, rate, kernel)
     }
@@ -502,7 +496,9 @@ impl<R4: Records<Ip4>, R6: Records<Ip6>> Worker<R4, R6> {
         let v6 = self
             .v6
             .scan(now, &self.timeouts, &mut services, &mut self.removed);
+        let start = Instant::now();
         let knows_sockets = self.count_sockets(&mut services);
+        let listing = start.elapsed();
         let (seats, parties) = (&self.kernel.seats, &self.kernel.parties);
         let counted = services.take_parties();
         if knows_sockets {
@@ -542,7 +538,7 @@ impl<R4: Records<Ip4>, R6: Records<Ip6>> Worker<R4, R6> {
         (self.kernel.set_shares)([v4.live(), v6.live()].map(share));
         self.passes += 1;
         let filling = v4.fill() > FILLING || v6.fill() > FILLING;
-        let wanted = (v4.scan + v6.scan) * SHARE;
+        let wanted = (v4.scan + v6.scan + listing) * SHARE;
         *self.shared.stats() = Arc::new(Stats {
             v4,
             v6,
@@ -560,29 +556,27 @@ impl<R4: Records<Ip4>, R6: Records<Ip6>> Worker<R4, R6> {
 
     /// Counts the sockets that hold seats. Returns whether they are known.
     fn count_sockets(&mut self, services: &mut ServiceCounts) -> bool {
-        let listed = match (self.kernel.socket_seats)() {
-            Ok(listed) => listed,
-            Err(error) => {
-                if !self.told_of_seats {
-                    tracing::warn!(
-                        "numbers of connections within limits are not corrected any more if they are wrong: \
-                         cannot list what sockets hold: {error}"
-                    );
-                }
-                self.told_of_seats = true;
-                return false;
-            }
+        let Some(sockets) = &self.kernel.sockets else {
+            return true;
         };
-        self.told_of_seats = false;
-        for socket in &listed {
+        let queues = self.kernel.parties.queues();
+        let listed = (sockets.seats)(&mut |socket| {
             let level = Place::from_u32(socket.place).level();
-            let queues = self.kernel.parties.queues();
             let queue = (socket.party != 0 && level != 0)
                 .then(|| queues.charged(level, socket.party, 0, socket.ports))
                 .flatten();
             services.add_socket(socket, queue);
+        });
+        if let Err(error) = &listed
+            && !self.told_of_seats
+        {
+            tracing::warn!(
+                "numbers of connections within limits are not corrected any more if they are wrong: cannot list \
+                 what sockets hold: {error}"
+            );
         }
-        true
+        self.told_of_seats = listed.is_err();
+        listed.is_ok()
     }
 
     /// Resets both sides of connections that have run into a deadline. A side that cannot be reset now is
@@ -637,7 +631,7 @@ impl<R4: Records<Ip4>, R6: Records<Ip6>> Worker<R4, R6> {
         let Some(sockets) = &self.kernel.sockets else {
             return 0;
         };
-        match sockets.end_stale(stale) {
+        match sockets.udp.end_stale(stale) {
             Ok(ended) => ended,
             Err(SocketError::Unsupported) if self.told => 0,
             Err(error) => {

@@ -194,7 +194,6 @@ fn a_mask_larger_than_the_table_is_refused() {
         set_shares: Box::new(|_| {}),
         reset: Box::new(|_| Ok(())),
         sockets: None,
-        socket_seats: Box::new(|| Ok(Vec::new())),
     };
     let error =
         FlowSweeper::start_with(tables, &config, Timeouts::default(), RATE, kernel).unwrap_err();
@@ -232,7 +231,6 @@ fn start_with(
         set_shares: Box::new(set_shares),
         reset: Box::new(|_| Ok(())),
         sockets: None,
-        socket_seats: Box::new(|| Ok(Vec::new())),
     };
     let timeouts = timeouts(&FlowTimeouts::default(), RATE);
     FlowSweeper::start_with(tables, &config, timeouts, RATE, kernel).unwrap()

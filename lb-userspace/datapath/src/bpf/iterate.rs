@@ -2,7 +2,7 @@
 
 use std::{
     fs::File,
-    io::{self, Read as _},
+    io::{self, BufReader},
     os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd},
 };
 
@@ -10,14 +10,17 @@ use aya_obj::generated::{bpf_attach_type, bpf_cmd};
 
 use super::{bpf, empty_attr};
 
-/// All that an iterator program writes when it runs over a map once.
+/// Bytes to be read at once: as many as the kernel collects.
+const READ: usize = 32 * 1024;
+
+/// What an iterator program writes when it runs over a map once, which it does while that is read.
 ///
 /// aya has iterators as well, but none over a map.
 ///
 /// # Errors
 ///
 /// The kernel's; none is expected.
-pub fn iterate(program: BorrowedFd<'_>, map: BorrowedFd<'_>) -> io::Result<Vec<u8>> {
+pub fn iterate(program: BorrowedFd<'_>, map: BorrowedFd<'_>) -> io::Result<BufReader<File>> {
     // The first member of `union bpf_iter_link_info`; the kernel takes the others for zero.
     let over = map.as_raw_fd() as u32;
     let mut attr = empty_attr();
@@ -31,10 +34,8 @@ pub fn iterate(program: BorrowedFd<'_>, map: BorrowedFd<'_>) -> io::Result<Vec<u
 
     let mut attr = empty_attr();
     attr.iter_create.link_fd = link.as_raw_fd() as u32;
-    let mut file = File::from(descriptor(bpf(bpf_cmd::BPF_ITER_CREATE, &mut attr)?));
-    let mut written = Vec::new();
-    file.read_to_end(&mut written)?;
-    Ok(written)
+    let file = File::from(descriptor(bpf(bpf_cmd::BPF_ITER_CREATE, &mut attr)?));
+    Ok(BufReader::with_capacity(READ, file))
 }
 
 fn descriptor(fd: i32) -> OwnedFd {
