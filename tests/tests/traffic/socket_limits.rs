@@ -41,6 +41,16 @@ fn counted(ground: &Ground, service: Option<&str>) -> Result<(usize, u64)> {
     Ok((limit.in_use as usize, limit.refused))
 }
 
+/// Publishes the Service with its limit, and one endpoint on the other node.
+fn publish_limited(ground: &Ground) -> Result<()> {
+    ground.publish(
+        VIPS,
+        |service| service.annotation("node-lb.io/max-connections", &LIMIT.to_string()),
+        [Endpoint::ready(ground.lab().pod("pod-2-1"))],
+    )?;
+    ground.settle()
+}
+
 /// Waits until so many connections are within the Service's limit.
 #[track_caller]
 fn wait_for(ground: &Ground, wanted: usize) {
@@ -69,12 +79,7 @@ fn several_passes() {
 fn sockets_of_the_nodes_processes_keep_to_the_limits_of_services() -> Result<()> {
     let ground = Ground::with(Topology::default(), &["--max-connections=100"])?;
     let lab = ground.lab();
-    ground.publish(
-        VIPS,
-        |service| service.annotation("node-lb.io/max-connections", &LIMIT.to_string()),
-        [Endpoint::ready(lab.pod("pod-2-1"))],
-    )?;
-    ground.settle()?;
+    publish_limited(&ground)?;
     let process = lab.node(1);
     let (mut refused, mut cases) = (0, 0);
     for (family, kind) in Family::BOTH
@@ -122,12 +127,7 @@ fn sockets_whose_end_nobody_sees_give_their_places_back() -> Result<()> {
     let mut ground = Ground::new()?;
     ground.expect_differences();
     let lab = ground.lab();
-    ground.publish(
-        VIPS,
-        |service| service.annotation("node-lb.io/max-connections", &LIMIT.to_string()),
-        [Endpoint::ready(lab.pod("pod-2-1"))],
-    )?;
-    ground.settle()?;
+    publish_limited(&ground)?;
     let process = lab.node(1);
     let request = Request::tcp(VIPS.at(Frontend::ClusterIp, Family::V4, process));
     let held: Vec<_> = (0..LIMIT)
