@@ -1,5 +1,5 @@
-//! Where maps and links are kept while no agent runs: `ROOT/v<VERSION>/{maps,links}` on a BPF file
-//! system.
+//! Where maps and links are kept while no agent runs: `ROOT/v<VERSION>/{maps,links,later-links}` on a
+//! BPF file system.
 //!
 //! Names contain no dots, which that file system does not allow.
 
