@@ -33,4 +33,9 @@ fn read<A: Address>(frame: &MemoryFrame) {
         assert_eq!(segment.flags, flags);
         assert!(segment.scale <= 14);
     }
+    if parse::association(packet, &network, &mut segment).is_some() {
+        let tag = packet.load::<u32>(at + 4).unwrap();
+        assert_eq!(segment.acknowledged, u32::from_be(tag));
+        assert!(segment.window <= 1);
+    }
 }

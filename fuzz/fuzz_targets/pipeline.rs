@@ -95,7 +95,7 @@ fn has_valid_checksum(frame: &[u8]) -> Option<bool> {
     is_ipv4.then(|| checksum::fold(sum.sum()) == 0xffff)
 }
 
-/// Two Services on TCP and UDP, 172.30.0.1:80 and fd00:30::1, with two endpoints each.
+/// Services on TCP, UDP and SCTP, 172.30.0.1:80 and fd00:30::1, with two endpoints each.
 fn tables() -> ProgrammedTables {
     let addresses = ["192.168.0.2", "2001:db8::2"].map(|ip| ip.parse().expect("an address"));
     let node = Node {
@@ -107,7 +107,7 @@ fn tables() -> ProgrammedTables {
     let settings = Settings {
         node: &local,
         detector: &LocalDetector::None,
-        flags: config_flag::MASQUERADE_ALL | config_flag::BYPASS,
+        flags: config_flag::MASQUERADE_ALL | config_flag::BYPASS | config_flag::SCTP,
         ports: PortRange {
             first: 10_000,
             last: 29_999,
@@ -144,7 +144,7 @@ fn service() -> Service {
             .into(),
         external_ips: Vec::new(),
         load_balancer_ips: Vec::new(),
-        ports: [Protocol::Tcp, Protocol::Udp]
+        ports: [Protocol::Tcp, Protocol::Udp, Protocol::Sctp]
             .map(|protocol| ServicePort {
                 name: SharedName::default(),
                 protocol,
@@ -173,7 +173,7 @@ fn slice(addresses: [&str; 2]) -> EndpointSlice {
         name: name(addresses[0]),
         service: "web".into(),
         weight: 1,
-        ports: [Protocol::Tcp, Protocol::Udp]
+        ports: [Protocol::Tcp, Protocol::Udp, Protocol::Sctp]
             .map(|protocol| EndpointPort {
                 name: SharedName::default(),
                 protocol,

@@ -638,6 +638,8 @@ pub mod config_flag {
     /// ClusterIPs refuse what is to none of their ports, and what is to an address in a ServiceCIDR
     /// without a Service is dropped.
     pub const REFUSE_UNKNOWN: u32 = 1 << 11;
+    /// SCTP is translated; otherwise it passes untouched.
+    pub const SCTP: u32 = 1 << 12;
 }
 
 /// Element of `DESTINATION_CLASSES`: frontends that all flow schemas treat alike, and which schema

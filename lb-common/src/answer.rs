@@ -1,14 +1,15 @@
-//! Answers built in place of the packet they are about: ICMP errors (RFC 792, RFC 4443) and TCP
-//! resets.
+//! Answers built in place of the packet they are about: ICMP errors (RFC 792, RFC 4443), TCP resets, and
+//! SCTP's ABORT.
 
 use crate::{
     addr::{Address, Family},
     checksum::fold,
+    crc32c,
     flow::Ethernet,
     frame::Frame,
     opaque::rolled,
     packet::Packet,
-    parse::{Network, TCP, tcp_flag},
+    parse::{Network, SCTP, TCP, tcp_flag},
 };
 
 /// Length of the ICMP header of an error, in bytes.
@@ -18,6 +19,8 @@ const QUOTE_LIMIT: usize = 96;
 /// Time to live of answers.
 const TTL: u8 = 64;
 
+/// Length of an SCTP header and an ABORT chunk, in bytes.
+const ABORT: usize = 16;
 /// Length of a TCP header without options, in bytes.
 const TCP_HEADER: usize = 20;
 
@@ -29,7 +32,7 @@ pub struct Message {
 }
 
 impl Message {
-    /// The connection does not exist any more: a TCP segment instead of an ICMP error.
+    /// The connection does not exist any more: a RST or an ABORT instead of an ICMP error.
     pub const RESET: Self = Self {
         kind: (u8::MAX, u8::MAX),
         word: 0,
@@ -37,8 +40,8 @@ impl Message {
     /// No ICMP error has it.
     const REFUSAL: (u8, u8) = (u8::MAX, u8::MAX - 1);
 
-    /// The connection that a SYN asks for is refused: a RST. `next` is the sequence number after
-    /// the SYN and its data.
+    /// The connection that a SYN or an INIT asks for is refused: a RST or an ABORT. `next` is the sequence
+    /// number after the SYN and its data, or the tag that the INIT asks for.
     #[inline(always)]
     pub fn refusal(next: u32) -> Self {
         Self {
@@ -94,6 +97,7 @@ pub fn build<A: Address, F: Frame>(
     to_address: &A,
 ) -> Option<()> {
     match message.kind == Message::RESET.kind || message.kind == Message::REFUSAL {
+        true if network.protocol == SCTP => abort(frame, network, message, source, to_address),
         true => reset(frame, network, message, source, to_address),
         false => error(frame, network, message, source, to_address),
     }
@@ -143,10 +147,47 @@ fn reset<A: Address, F: Frame>(
     packet.store(at + 16, !fold(sum))
 }
 
+/// Turns an SCTP packet into the ABORT that its receiver would answer with if it did not know the
+/// association, or would refuse the INIT (RFC 9260, 8.4).
+#[inline(never)]
+fn abort<A: Address, F: Frame>(
+    frame: &mut F,
+    network: &Network,
+    message: &Message,
+    source: &A,
+    to_address: &A,
+) -> Option<()> {
+    const CHUNK: u32 = 6 << 24 | 4;
+    /// The tag is the packet's own.
+    const REFLECTS: u32 = 1 << 16;
+    let packet = frame.packet();
+    let ports = packet.load::<u32>(network.payload)?.rotate_left(16);
+    let (tag, chunk) = match (message.kind, packet.load::<u32>(network.payload + 4)?) {
+        (Message::REFUSAL, _) => (message.word.to_be(), CHUNK),
+        // An INIT bears none.
+        (_, 0) => (packet.load::<u32>(network.payload + 16)?, CHUNK),
+        (_, tag) => (tag, CHUNK | REFLECTS),
+    };
+    let back = link_back::<F>(packet)?;
+    frame.reshape(0, F::LINK_HEADER + A::HEADER + ABORT)?;
+
+    let packet = frame.packet();
+    store_link::<A, F>(packet, back)?;
+    store_network::<A, F>(packet, SCTP, ABORT as u16, source, to_address)?;
+    let at = F::LINK_HEADER + A::HEADER;
+    packet.store(at, [ports, tag, 0, chunk.to_be()])?;
+    let mut register = u32::MAX;
+    for word in rolled(ABORT / 4) {
+        register = crc32c::add(register, packet.load(at + word * 4)?);
+    }
+    packet.store(at + 8, (!register).to_le())
+}
+
 /// Turns a frame into an ICMP error.
 ///
 /// The quote reaches at least to the end of the checksum, since a packet whose checksum a device
-/// has yet to complete cannot be cut shorter.
+/// has yet to complete cannot be cut shorter; of SCTP, to the tag that an INIT asks for, since its sender
+/// looks for that.
 #[inline(never)]
 fn error<A: Address, F: Frame>(
     frame: &mut F,
@@ -156,7 +197,10 @@ fn error<A: Address, F: Frame>(
     to_address: &A,
 ) -> Option<()> {
     let headers = network.payload - network.offset;
-    let transport = if network.protocol == TCP { 20 } else { 8 };
+    let transport = match network.protocol {
+        TCP | SCTP => 20,
+        _ => 8,
+    };
     let quote = headers + transport;
     if quote > QUOTE_LIMIT || (quote as u32) > network.length {
         return None;

@@ -22,7 +22,7 @@
 //! | [`tables`] | what a packet may ask: the kernel answers from maps, tests and `explain` from memory |
 //! | [`service`], [`select`] | which Service, which set of endpoints, which of them |
 //! | [`flow`] | the flow table: one record per direction of a connection |
-//! | [`rewrite`], [`checksum`] | translation of packets |
+//! | [`rewrite`], [`checksum`], [`crc32c`] | translation of packets |
 //! | [`answer`] | ICMP errors and resets in place of a packet |
 //! | [`socket`] | the node's own connections, translated at the socket |
 //! | [`trace`] | what is noted of packets for those who trace them |
@@ -48,6 +48,7 @@ pub mod service;
 pub mod flow;
 
 pub mod checksum;
+pub mod crc32c;
 pub mod rewrite;
 
 pub mod answer;

@@ -28,8 +28,10 @@ pub mod tcp_flag {
 
 /// Largest offset of a transport header, in bytes; one less than a power of two.
 const PAYLOAD_LIMIT: usize = 0x1ff;
-/// Largest offset of a TCP option, in bytes; one less than a power of two.
+/// Largest offset of a TCP option or an SCTP chunk, in bytes; one less than a power of two.
 const OPTIONS_LIMIT: usize = 0x3ff;
+/// Chunks of an SCTP packet that are looked at.
+const CHUNKS: usize = 4;
 /// Words of options that a TCP header can have.
 const OPTION_WORDS: usize = 10;
 /// IPv6 extension headers walked before giving up (RFC 8200 has no limit; real packets have one or
@@ -44,7 +46,7 @@ pub struct Tuple<A> {
     pub destination: A,
     pub source_port: u16,
     pub destination_port: u16,
-    /// [`TCP`] or [`UDP`].
+    /// [`TCP`], [`UDP`] or [`SCTP`].
     pub protocol: u8,
     pub pad: [u8; 3],
 }
@@ -114,28 +116,30 @@ pub enum Fragment {
     Later,
 }
 
-/// Source and destination port of a TCP or UDP header.
+/// Source and destination port of a TCP, UDP or SCTP header.
 #[derive(Clone, Copy, Debug)]
 pub struct Ports {
     pub source: u16,
     pub destination: u16,
 }
 
-/// What a TCP segment says of its connection; all zero for UDP.
+/// What a TCP segment says of its connection, or an SCTP packet of its association; all zero for UDP.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Segment {
-    /// Number of its first byte, or of its SYN.
+    /// Number of its first byte, or of its SYN; 0 for SCTP.
     pub sequence: u32,
-    /// Number after its last byte and its FIN.
+    /// Number after its last byte and its FIN. SCTP: the tag that its sender wants to see from now on, in
+    /// INIT and INIT ACK; else 0.
     pub next: u32,
-    /// What it acknowledges; meaningless without [`tcp_flag::ACK`].
+    /// What it acknowledges; meaningless without [`tcp_flag::ACK`]. SCTP: its verification tag.
     pub acknowledged: u32,
     /// Timestamp (RFC 7323), of segments with SYN or FIN only; 0 if it has none.
     pub stamp: u32,
-    /// The window that it offers, before scaling.
+    /// The window that it offers, before scaling. SCTP: 1 if the verification tag is not the receiver's,
+    /// but the sender's own (the T bit; RFC 9260, 8.5.1), else 0.
     pub window: u16,
-    /// [`tcp_flag`]s.
+    /// [`tcp_flag`]s. SCTP: what corresponds to them, see [`association`].
     pub flags: u8,
     /// Window scale (RFC 7323) of a segment with SYN; 0 if it has none.
     pub scale: u8,
@@ -175,7 +179,7 @@ pub fn may_be_fragmented<A: Address>(packet: Packet, offset: usize) -> bool {
             .is_some_and(|word| u16::from_be(word) & DONT_FRAGMENT == 0)
 }
 
-/// Reads the ports of the TCP or UDP header at `offset`.
+/// Reads the ports of the TCP, UDP or SCTP header at `offset`.
 #[inline(always)]
 pub fn ports(packet: Packet, offset: usize) -> Option<Ports> {
     let ports = u32::from_be(packet.load(offset)?);
@@ -231,6 +235,67 @@ fn options(packet: Packet, start: usize, end: usize, segment: &mut Segment) {
         } else if option >> 8 == 0x01_03_03 {
             segment.scale = (option as u8).min(14);
         }
+    }
+}
+
+/// Reads what an SCTP packet says of its association (RFC 9260, section 3), in TCP's flags: INIT is a
+/// SYN, INIT ACK a SYN with ACK, ABORT a RST. SHUTDOWN is a FIN, and its acknowledgement a FIN with ACK.
+/// What completes that, and ends the association for both, is a FIN with RST.
+#[inline(always)]
+pub fn association(packet: Packet, network: &Network, segment: &mut Segment) -> Option<()> {
+    let at = network.payload;
+    *segment = Segment {
+        acknowledged: u32::from_be(packet.load(at + 4)?),
+        flags: tcp_flag::ACK,
+        ..Segment::default()
+    };
+    // The checksum and a chunk's header.
+    packet.load::<[u32; 2]>(at + 8)?;
+    chunks(packet, at + 12, segment);
+    Some(())
+}
+
+/// Looks for the chunk that matters most to an association. Those that do not are skipped: control chunks
+/// come before data.
+#[inline(never)]
+fn chunks(packet: Packet, mut at: usize, segment: &mut Segment) {
+    const DATA: u8 = 0;
+    const INIT: u8 = 1;
+    const INIT_ACK: u8 = 2;
+    const ABORT: u8 = 6;
+    const SHUTDOWN: u8 = 7;
+    const SHUTDOWN_ACK: u8 = 8;
+    const SHUTDOWN_COMPLETE: u8 = 14;
+    const REFLECTS: u32 = 1;
+    use tcp_flag::{ACK, FIN, RST, SYN};
+    for _ in rolled(CHUNKS) {
+        if at > OPTIONS_LIMIT {
+            return;
+        }
+        let Some(header) = packet.load::<u32>(at & OPTIONS_LIMIT).map(u32::from_be) else {
+            return;
+        };
+        let flags = match (header >> 24) as u8 {
+            INIT if segment.acknowledged == 0 => SYN,
+            INIT_ACK => SYN | ACK,
+            ABORT => RST,
+            SHUTDOWN => FIN,
+            SHUTDOWN_ACK => FIN | ACK,
+            SHUTDOWN_COMPLETE => FIN | RST,
+            DATA | INIT => return,
+            _ => 0,
+        };
+        if flags != 0 {
+            segment.flags = flags;
+            segment.window = (flags & RST != 0 && header >> 16 & REFLECTS != 0).into();
+            if flags & SYN != 0 {
+                let tag = packet.load((at & OPTIONS_LIMIT) + 4);
+                segment.next = tag.map_or(0, u32::from_be);
+            }
+            return;
+        }
+        // Padded to words, and no shorter than its header.
+        at += ((header & 0xffff).max(4) as usize + 3) & !3;
     }
 }
 

@@ -4,10 +4,11 @@
 use crate::{
     addr::{Address, Family},
     checksum::Difference,
+    crc32c,
     flow::{Flow, flow_flag},
     frame::{Frame, change_checksum_in_place},
     packet::Packet,
-    parse::{Network, Tuple, UDP, checksum_offset},
+    parse::{Fragment, Network, SCTP, Tuple, UDP, checksum_offset},
 };
 
 /// Gives a packet of a flow the flow's new addresses and ports. `whole` is false for later
@@ -97,7 +98,8 @@ fn replace<A: Address, F: Frame>(
     whole: bool,
 ) -> Option<()> {
     let addresses = addresses(from.source, from.destination, to.source, to.destination);
-    if whole {
+    let covers_addresses = whole && network.protocol != SCTP;
+    if covers_addresses {
         frame.change_checksum::<A>(
             network.payload + checksum_offset(network.protocol),
             addresses,
@@ -108,6 +110,11 @@ fn replace<A: Address, F: Frame>(
     } else if A::FAMILY == Family::V6 {
         frame.change_sum(addresses);
     }
+    if whole && !covers_addresses {
+        let (source, destination) = to.ports;
+        let ports = u32::from(source) << 16 | u32::from(destination);
+        change_ports(frame, network, ports)?;
+    }
     store_addresses(
         frame.packet(),
         network.offset,
@@ -117,11 +124,44 @@ fn replace<A: Address, F: Frame>(
     )
 }
 
+/// Offset of the checksum in an SCTP header.
+const SCTP_CHECKSUM: usize = 8;
+
+/// Gives an SCTP packet other ports, `(source << 16 | destination)`, and its checksum for them.
+///
+/// A checksum of zero stays: a device is to compute it. A packet that is only the first fragment of one
+/// cannot get other ports, because its checksum depends on the length of the whole.
+#[inline(never)]
+fn change_ports<F: Frame>(frame: &mut F, network: &Network, ports: u32) -> Option<()> {
+    let at = network.payload;
+    let packet = frame.packet();
+    let ports = ports.to_be();
+    let old = packet.load::<u32>(at)?;
+    if old == ports {
+        return Some(());
+    }
+    if network.fragment != Fragment::Whole {
+        return None;
+    }
+    let checksum = packet.load::<u32>(at + SCTP_CHECKSUM)?;
+    packet.store(at, ports)?;
+    let mut change = Difference::between(old.into(), ports.into(), 1);
+    if checksum != 0 {
+        let length = network.length.wrapping_sub((at - network.offset) as u32);
+        let new = crc32c::changed(checksum, old, ports, length);
+        packet.store(at + SCTP_CHECKSUM, new)?;
+        change = change.and(Difference::between(checksum.into(), new.into(), 1));
+    }
+    frame.change_sum(change);
+    Some(())
+}
+
 /// Translates an ICMP error about a packet of the flow's opposite direction: the quoted packet
 /// becomes what the receiver of the error sent, the error goes where the flow's packets go.
 ///
 /// `own` has the error's own source and destination, `quoted` is the offset of the quoted packet's
-/// ports. The quoted packet's own checksum is kept valid where it was quoted at all.
+/// ports. The quoted packet's own checksum is kept valid where it was quoted at all, but for SCTP, where
+/// it covers more than is quoted and nobody looks at it.
 #[inline(never)]
 pub fn translate_error<A: Address, F: Frame>(
     frame: &mut F,
@@ -177,7 +217,7 @@ fn change_quoted_checksum(
     change: Difference,
 ) -> Difference {
     let offset = ports + checksum_offset(protocol);
-    let Some(old) = packet.load::<u16>(offset) else {
+    let Some(old) = packet.load::<u16>(offset).filter(|_| protocol != SCTP) else {
         return Difference::default();
     };
     let changed = change_checksum_in_place(packet, offset, change, protocol == UDP);
@@ -212,10 +252,19 @@ pub fn decrement_ttl<A: Address, F: Frame>(frame: &mut F, network: &Network) -> 
     }
 }
 
-/// Whether the checksum is the pseudo header's sum only, as a local sender leaves it for a device
-/// to complete. One complete checksum in 65,536 looks the same.
-#[inline(never)]
+/// Whether the checksum is as a local sender leaves it for a device to complete: the pseudo header's sum
+/// only, or zero for SCTP. One complete checksum in 65,536 looks the same.
+#[inline(always)]
 pub fn looks_partial<A: Address, F: Frame>(frame: &F, network: &Network, tuple: &Tuple<A>) -> bool {
+    if network.protocol == SCTP {
+        let checksum = frame.packet().load(network.payload + SCTP_CHECKSUM);
+        return checksum == Some(0_u32);
+    }
+    is_pseudo_sum(frame, network, tuple)
+}
+
+#[inline(never)]
+fn is_pseudo_sum<A: Address, F: Frame>(frame: &F, network: &Network, tuple: &Tuple<A>) -> bool {
     let payload = network
         .length
         .wrapping_sub((network.payload - network.offset) as u32);
@@ -230,7 +279,11 @@ pub fn looks_partial<A: Address, F: Frame>(frame: &F, network: &Network, tuple: 
 /// The flag of a flow for a packet's protocol.
 #[inline(always)]
 pub fn protocol_flag(protocol: u8) -> u32 {
-    if protocol == UDP { flow_flag::UDP } else { 0 }
+    match protocol {
+        UDP => flow_flag::UDP,
+        SCTP => flow_flag::SCTP,
+        _ => 0,
+    }
 }
 
 #[inline(always)]

@@ -125,9 +125,7 @@ pub fn is_left_to_another<A: Address, S: Services<A>>(
 ) -> bool {
     let flags = services.config().flags;
     flags & config_flag::HANDOVER_OUT != 0
-        || flags & config_flag::HANDOVER_IN != 0
-            && tuple.protocol == parse::TCP
-            && !tcp::opens(tcp_flags)
+        || flags & config_flag::HANDOVER_IN != 0 && !tcp::begins(tuple.protocol, tcp_flags)
 }
 
 /// The frontend that a packet is addressed to. Out of line, since its key would lie on the stack to
@@ -163,7 +161,7 @@ pub fn unknown<A: Address, S: Services<A>>(
     tcp_flags: u8,
 ) -> Option<Reason> {
     if services.config().flags & config_flag::REFUSE_UNKNOWN == 0
-        || tuple.protocol == parse::TCP && !tcp::opens(tcp_flags)
+        || !tcp::begins(tuple.protocol, tcp_flags)
     {
         return None;
     }

@@ -19,7 +19,7 @@ use lb_common::{
     flow::queue::{KEPT, kept},
     frame::Frame,
     packet::Packet,
-    parse::{self, ETHERNET, Network, UDP},
+    parse::{self, ETHERNET, Network, SCTP, UDP},
     pipeline,
     verdict::{Action, Hook, Reason, Verdict},
     work::Work,
@@ -38,6 +38,8 @@ const HEADERS: u32 = 192;
 const SENT_ON: u32 = 0x4e4c;
 /// Bit of `tc_index` that says that the rest is a token: see [`Frame::give_token`].
 const TOKEN: u32 = 1 << 15;
+/// `gso_size` of a packet whose segments differ in length (linux/skbuff.h).
+const GSO_BY_FRAGS: u32 = 0xffff;
 /// Of a frame to another host's address (linux/if_packet.h).
 const PACKET_OTHERHOST: u32 = 3;
 
@@ -385,7 +387,13 @@ impl<const L3: bool> Frame for SkbFrame<L3> {
             return network.length;
         }
         // TCP's shortest: too big is only said of what surely is.
-        let transport = if network.protocol == UDP { 8 } else { 20 };
+        let (transport, segment) = match network.protocol {
+            UDP => (8, segment),
+            // Its sender has cut it to size.
+            SCTP if segment == GSO_BY_FRAGS => (12, 0),
+            SCTP => (12, segment),
+            _ => (20, segment),
+        };
         (network.payload - network.offset) as u32 + transport + segment
     }
 

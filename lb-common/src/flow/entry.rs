@@ -3,7 +3,7 @@
 
 use crate::{
     addr::Address,
-    parse::{TCP, Tuple, UDP},
+    parse::{SCTP, TCP, Tuple, UDP},
 };
 
 /// Element of `FLOWS4` and `FLOWS6`: one direction of a connection.
@@ -31,9 +31,11 @@ pub struct Flow<A> {
     /// Their next hop: index into `HOPS` and, in the upper half, the lower half of the entry's
     /// version. 0 means that it has not been looked up.
     pub hop: u32,
-    /// TCP: the sequence number after the direction's latest segment.
+    /// TCP: the sequence number after the direction's latest segment. SCTP: the verification tag that
+    /// the other direction's packets bear, as far as is known; else 0.
     pub next: u32,
-    /// TCP: what that segment acknowledges of the other direction.
+    /// TCP: what that segment acknowledges of the other direction. SCTP: the verification tag of the
+    /// direction's latest packet.
     pub acknowledged: u32,
     /// TCP: the window that it offers, before scaling.
     pub window: u16,
@@ -42,7 +44,8 @@ pub struct Flow<A> {
     pub mark: u16,
     /// In the client's direction, the endpoint id. In the endpoint's direction of a TCP flow: until
     /// the connection has proved itself, the number of its first byte; later, the timestamp of the
-    /// client's FIN, 0 if it had none.
+    /// client's FIN, 0 if it had none. In that of an SCTP flow: until it has proved itself, the tag that
+    /// the endpoint wanted to see before it answered once more.
     pub detail: u32,
     /// Index of the other direction's record.
     pub peer: u32,
@@ -72,7 +75,7 @@ pub struct Rewrite<A> {
 /// [`flow_flag::NUMBERED`], and set [`flow_flag::OLD_HOP`] when they write their next hop: see
 /// [`super::foreign`].
 pub mod flow_flag {
-    /// A packet of the direction came; for TCP, the numbers of the record are valid. Known to old
+    /// A packet of the direction came; for TCP and SCTP, the numbers of the record are valid. Known to old
     /// programs.
     pub const SEEN: u32 = 1 << 0;
     /// Its sender has ended its half of the connection. Known to old programs.
@@ -96,6 +99,8 @@ pub mod flow_flag {
     pub const GONE: u32 = 1 << 12;
     /// Of the client's direction: the flow takes its seats when its handshake is complete.
     pub const LATE: u32 = 1 << 13;
+    /// SCTP. Does not change.
+    pub const SCTP: u32 = 1 << 14;
     /// Of both directions of a flow that has run into a [deadline](super::deadline): whoever sends is
     /// reset.
     pub const EXPIRED: u32 = GONE | WITHHELD;
@@ -109,7 +114,7 @@ pub mod flow_flag {
 
     /// Endpoint to client; otherwise client to endpoint. Known to old programs, as the next three.
     pub const REPLY: u32 = 1 << 16;
-    /// UDP; otherwise TCP.
+    /// UDP; otherwise TCP or SCTP.
     pub const UDP: u32 = 1 << 17;
     /// Packets are sent on from the hook they arrive at; otherwise they cross the host's stack.
     pub const FORWARD: u32 = 1 << 18;
@@ -279,7 +284,11 @@ impl<A: Address> Flow<A> {
     /// IP protocol number.
     #[inline(always)]
     pub fn protocol(&self) -> u8 {
-        if self.has(flow_flag::UDP) { UDP } else { TCP }
+        match self.flags & (flow_flag::UDP | flow_flag::SCTP) {
+            0 => TCP,
+            flow_flag::SCTP => SCTP,
+            _ => UDP,
+        }
     }
 
     /// Whether a flag is set, or one of several.

@@ -25,7 +25,7 @@ use super::{
 use crate::{
     addr::Address,
     opaque::{choose, mask_if_negative, rolled},
-    parse::TCP,
+    parse::UDP,
 };
 
 /// Bits that the id of a service has in a record.
@@ -199,24 +199,24 @@ impl Place {
 /// How a flow begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Start {
-    /// With a SYN.
+    /// With a SYN or an INIT.
     Handshake,
     /// With the SYN of a connection that has waited for a seat, and has its turn.
     Turn,
     /// With a datagram.
     Datagram,
-    /// With a segment of a TCP connection in progress, whose flow was lost.
+    /// With a packet of a connection in progress, whose flow was lost.
     Midway,
 }
 
 impl Start {
-    /// Of a flow whose first packet has this protocol and `opens` a TCP connection or not.
+    /// Of a flow whose first packet has this protocol and `opens` a connection or not.
     #[inline(always)]
     pub fn of(protocol: u8, opens: bool) -> Self {
         match protocol {
-            TCP if opens => Self::Handshake,
-            TCP => Self::Midway,
-            _ => Self::Datagram,
+            UDP => Self::Datagram,
+            _ if opens => Self::Handshake,
+            _ => Self::Midway,
         }
     }
 }

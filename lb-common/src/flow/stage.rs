@@ -9,12 +9,13 @@ pub enum Stage {
     /// The endpoint has not answered.
     Unreplied,
     /// It has, and the client has not shown that it got the answer: for TCP, it has not
-    /// acknowledged the endpoint's own sequence number; for UDP, it has not sent again. A spoofed
+    /// acknowledged the endpoint's own sequence number; for SCTP, its packets have not borne the tag
+    /// that the endpoint asked for; for UDP, it has not sent again. A spoofed
     /// client never gets beyond this stage.
     Handshake,
     /// Both sides have proved to be there.
     Established,
-    /// One side has ended its half (RFC 9293's half-closed states).
+    /// One side has ended its half (RFC 9293's half-closed states, and SCTP's shutdown).
     HalfClosed,
     /// Both have, or one reset the connection: only stragglers can come.
     Closed,

@@ -4,7 +4,7 @@
 use super::Flow;
 use crate::{
     addr::Address,
-    parse::{Segment, tcp_flag},
+    parse::{SCTP, Segment, TCP, tcp_flag},
 };
 
 /// How far a segment's numbers may lie from those of the segment before it, either way: more than
@@ -23,6 +23,15 @@ const SYN_DATA: u32 = 1 << 14;
 #[inline(always)]
 pub fn opens(flags: u8) -> bool {
     flags & (tcp_flag::SYN | tcp_flag::ACK | tcp_flag::RST) == tcp_flag::SYN
+}
+
+/// Whether a packet of a protocol, with these flags, may be the first one of a connection.
+#[inline(always)]
+pub fn begins(protocol: u8, flags: u8) -> bool {
+    match protocol {
+        TCP | SCTP => opens(flags),
+        _ => true,
+    }
 }
 
 /// Whether the flags begin, end or reset a connection.

@@ -19,7 +19,7 @@ use crate::{
         seats::{self, Asked, Full, Place, Start},
         table, tag,
     },
-    parse::TCP,
+    parse::{SCTP, TCP},
     tables::Tables,
     verdict::Reason,
     work::{Refusal, Work},
@@ -361,7 +361,7 @@ pub(super) fn refusal<A: Address, T: Tables<A>>(tables: &T, work: &Work<A>) -> R
 #[inline(always)]
 pub(super) fn message<A: Address, T: Tables<A>>(tables: &T, work: &Work<A>) -> Message {
     match work.tuple.protocol {
-        TCP => match answer_of(tables, work) {
+        TCP | SCTP => match answer_of(tables, work) {
             RejectAnswer::Icmp => Message::prohibited::<A>(),
             _ => Message::refusal(work.segment.next),
         },

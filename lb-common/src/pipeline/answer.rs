@@ -10,7 +10,7 @@ use crate::{
     work::Work,
 };
 
-/// Answers a packet with ICMP or a RST, within the rate limit: from [`Work::answerer`], for
+/// Answers a packet with ICMP, a RST or an ABORT, within the rate limit: from [`Work::answerer`], for
 /// [`Work::reason`].
 #[inline(never)]
 pub(super) fn answer<A: Address, T: Tables<A>, F: Frame>(

@@ -3,7 +3,7 @@
 use core::num::NonZeroUsize;
 
 use super::{
-    note,
+    is_translated, note,
     send::{Way, go, route},
     track::track_unreachable,
 };
@@ -11,7 +11,7 @@ use crate::{
     addr::Address,
     flow::{flow_flag, table},
     frame::Frame,
-    parse::{self, Fragment, Network, TCP, Tuple, UDP},
+    parse::{self, Fragment, Network, SCTP, Tuple},
     rewrite,
     tables::Tables,
     trace::Known,
@@ -32,17 +32,24 @@ pub(super) fn icmp_error<A: Address, T: Tables<A>, F: Frame, const INGRESS: bool
         Some(icmp_type) if parse::is_icmp_error::<A>(icmp_type) => {}
         _ => return Verdict::pass(Reason::OtherProtocol),
     }
-    let Some(quoted) = quoted(frame, network.payload + 8, work) else {
+    let Some(quoted) = quoted(tables, frame, network.payload + 8, work) else {
         return Verdict::pass(Reason::OtherProtocol);
     };
     let Some(record) = table::find_rarely(tables, &work.other) else {
         return Verdict::pass(Reason::NotService);
     };
     note::flow(tables, work, record, Known::Found);
-    if parse::is_unreachable::<A>(packet, network.payload)
-        && let Some(sequence) = packet.load::<u32>(quoted.get() + 4)
-    {
-        track_unreachable(tables, record, u32::from_be(sequence));
+    if parse::is_unreachable::<A>(packet, network.payload) {
+        // The number of a SYN, or the tag that an INIT asks for.
+        let number = match work.other.protocol {
+            SCTP => packet.load::<u32>(quoted.get() + 16).map(u32::from_be),
+            _ => packet
+                .load::<u32>(quoted.get() + 4)
+                .map(|sequence| u32::from_be(sequence).wrapping_add(1)),
+        };
+        if let Some(next) = number {
+            track_unreachable(tables, record, next);
+        }
     }
     // SAFETY: live records stay valid until every program that can see them ends.
     let flow = unsafe { record.as_ref() };
@@ -74,12 +81,16 @@ pub(super) fn icmp_error<A: Address, T: Tables<A>, F: Frame, const INGRESS: bool
 /// Reads the packet that an ICMP error quotes: the offset of its transport header. What identifies
 /// the packets that it is an answer to goes to [`Work::other`].
 #[inline(never)]
-fn quoted<A: Address, F: Frame>(frame: &F, at: usize, work: &mut Work<A>) -> Option<NonZeroUsize> {
+fn quoted<A: Address, T: Tables<A>, F: Frame>(
+    tables: &T,
+    frame: &F,
+    at: usize,
+    work: &mut Work<A>,
+) -> Option<NonZeroUsize> {
     let packet = frame.packet();
     let (source, destination) = parse::addresses::<A>(packet, at)?;
     let network = parse::network::<A>(packet, at)?.settled(&mut work.memory);
-    let portless = network.fragment == Fragment::Later;
-    if network.protocol != TCP && network.protocol != UDP || portless {
+    if !is_translated(tables.config(), network.protocol) || network.fragment == Fragment::Later {
         return None;
     }
     let ports = parse::ports(packet, network.payload)?;

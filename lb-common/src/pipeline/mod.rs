@@ -6,6 +6,7 @@
 
 mod admit;
 mod answer;
+mod association;
 mod classify;
 mod failing;
 mod fragments;
@@ -50,10 +51,11 @@ use self::{
     unknown::{is_unknown, keep_back},
 };
 use crate::{
+    abi::{Config, config_flag},
     addr::{Address, Family},
     flow::{table, tcp},
     frame::Frame,
-    parse::{self, Fragment, Network, Segment, TCP, UDP},
+    parse::{self, Fragment, Network, SCTP, Segment, TCP, UDP},
     rewrite,
     tables::Tables,
     trace::{Headers, Known},
@@ -73,7 +75,7 @@ pub fn ingress<A: Address, T: Tables<A>, F: Frame>(
         return Verdict::pass(Reason::Malformed);
     };
     note::headers(tables, work, Headers::Addresses);
-    match Kind::of::<A>(&network) {
+    match Kind::of::<A>(tables.config(), &network) {
         Kind::Ports => {}
         Kind::Icmp => return icmp_error::<A, T, F, true>(tables, frame, &network, work),
         Kind::Other => return Verdict::pass(Reason::OtherProtocol),
@@ -153,7 +155,7 @@ pub fn egress<A: Address, T: Tables<A>, F: Frame>(
             reason => Verdict::pass(reason),
         };
     }
-    match Kind::of::<A>(&network) {
+    match Kind::of::<A>(tables.config(), &network) {
         Kind::Ports => {}
         Kind::Icmp if !parse::is_icmp_query::<A>(frame.packet(), network.payload) => {
             return icmp_error::<A, T, F, false>(tables, frame, &network, work);
@@ -196,7 +198,7 @@ pub fn egress<A: Address, T: Tables<A>, F: Frame>(
 /// The kind of a packet, as node-lb distinguishes them.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// TCP or UDP, with ports.
+    /// Of a protocol that is translated, with ports.
     Ports,
     /// Part of an IP packet without its transport header.
     LaterFragment,
@@ -206,16 +208,26 @@ enum Kind {
 
 impl Kind {
     #[inline(always)]
-    fn of<A: Address>(network: &Network) -> Self {
+    fn of<A: Address>(config: &Config, network: &Network) -> Self {
         if network.fragment == Fragment::Later {
             Self::LaterFragment
-        } else if network.protocol == TCP || network.protocol == UDP {
+        } else if is_translated(config, network.protocol) {
             Self::Ports
         } else if network.protocol == A::ICMP {
             Self::Icmp
         } else {
             Self::Other
         }
+    }
+}
+
+/// Whether packets of a protocol are translated: TCP and UDP, and SCTP unless that is switched off.
+#[inline(always)]
+fn is_translated(config: &Config, protocol: u8) -> bool {
+    match protocol {
+        TCP | UDP => true,
+        SCTP => config.flags & config_flag::SCTP != 0,
+        _ => false,
     }
 }
 
@@ -231,16 +243,20 @@ fn network<A: Address, F: Frame>(frame: &F, work: &mut Work<A>) -> Option<Networ
     Some(network)
 }
 
-/// Reads the ports into [`Work::tuple`], and what a TCP header says into [`Work::segment`].
+/// Reads the ports into [`Work::tuple`], and what the packet says of its connection into
+/// [`Work::segment`].
 #[inline(always)]
 fn transport<A: Address, F: Frame>(frame: &F, work: &mut Work<A>, network: &Network) -> Option<()> {
     let packet = frame.packet();
     let ports = parse::ports(packet, network.payload)?;
     work.tuple.source_port = ports.source;
     work.tuple.destination_port = ports.destination;
-    if network.protocol != TCP {
-        work.segment = Segment::default();
-        return Some(());
+    match network.protocol {
+        TCP => parse::segment(packet, network, &mut work.segment),
+        SCTP => parse::association(packet, network, &mut work.segment),
+        _ => {
+            work.segment = Segment::default();
+            Some(())
+        }
     }
-    parse::segment(packet, network, &mut work.segment)
 }

@@ -21,7 +21,7 @@ use crate::{
         table, tag, tcp,
     },
     opaque::rolled,
-    parse::{TCP, Tuple},
+    parse::Tuple,
     rewrite, select,
     service::Route,
     tables::Tables,
@@ -55,7 +55,7 @@ fn try_begin<A: Address, T: Tables<A>>(
     let config = tables.config();
     let plan = route.plan;
     let opens = tcp::opens(work.segment.flags);
-    let picks_up = work.tuple.protocol == TCP && !opens;
+    let picks_up = !tcp::begins(work.tuple.protocol, work.segment.flags);
     if picks_up && is_pressed(tables, plan.service) {
         // A flood of such segments must not end other flows.
         work.reason = Reason::StraySegment;

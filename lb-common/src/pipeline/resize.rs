@@ -105,7 +105,7 @@ fn merge<A: Address, T: Tables<A>>(
             acknowledged: there.acknowledged,
             ..Segment::default()
         };
-        let is_tcp = !there.has(flow_flag::UDP);
+        let is_tcp = !there.has(flow_flag::UDP | flow_flag::SCTP);
         if tag::state(read_tag(record)) == tag::LIVE || is_tcp && proves(there, back, &shown) {
             prove(tables, forward, reply);
         }
@@ -118,7 +118,7 @@ fn merge<A: Address, T: Tables<A>>(
 #[inline(always)]
 fn merge_direction<A: Address>(from: Record<A>, mut copy: Record<A>) -> bool {
     use flow_flag::{
-        CLOSED_FIRST, COPIED, FIN, FIN_ACKED, GONE, RST, SCALE, SEEN, UDP, WATCH, WITHHELD,
+        CLOSED_FIRST, COPIED, FIN, FIN_ACKED, GONE, RST, SCALE, SCTP, SEEN, UDP, WATCH, WITHHELD,
     };
     // SAFETY: records stay valid until every program that can see them ends.
     let (from, to) = unsafe { (from.as_ref(), copy.as_mut()) };
@@ -131,13 +131,18 @@ fn merge_direction<A: Address>(from: Record<A>, mut copy: Record<A>) -> bool {
         return true;
     }
     let mut shown = from.flags & (SEEN | FIN | FIN_ACKED | CLOSED_FIRST | GONE | WITHHELD);
-    if later(to.last_seen, from.last_seen) == from.last_seen {
+    let is_later = later(to.last_seen, from.last_seen) == from.last_seen;
+    if is_later {
         // Later packets may have shown that it was not obeyed.
         shown |= from.flags & RST;
         to.last_seen = from.last_seen;
     }
     let first = from.has(SEEN) && !to.has(SEEN);
-    if first || from.has(SEEN) && goes_beyond(from, to) {
+    let goes_on = match from.has(SCTP) {
+        true => is_later && from.next != 0,
+        false => goes_beyond(from, to),
+    };
+    if first || from.has(SEEN) && goes_on {
         to.next = from.next;
         to.acknowledged = from.acknowledged;
         to.window = from.window;

@@ -7,7 +7,6 @@ use crate::{
     addr::Address,
     flow::{claim, slots::Slots, tcp},
     opaque::rolled,
-    parse::TCP,
     select::{self, Range},
     service::Route,
     tables::{Services, Tables},
@@ -59,7 +58,7 @@ pub(super) fn find_room<A: Address, T: Tables<A>>(
     route: &Route,
     index: u32,
 ) -> Option<u32> {
-    let is_in_progress = work.tuple.protocol == TCP && !tcp::opens(work.segment.flags);
+    let is_in_progress = !tcp::begins(work.tuple.protocol, work.segment.flags);
     if is_in_progress || route.plan.has(plan_flag::EXEMPT) {
         return Some(index);
     }

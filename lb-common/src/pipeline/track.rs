@@ -1,6 +1,6 @@
 //! What packets show of their flow's connection: how far it has come, and that it lives.
 
-use super::{admit, failing, gone};
+use super::{admit, association, failing, gone};
 use crate::{
     addr::Address,
     flow::{
@@ -18,7 +18,7 @@ use crate::{
 /// Notes what a packet shows. Writes only what changes.
 #[inline(always)]
 pub(super) fn track<A: Address, T: Tables<A>>(tables: &T, record: Record<A>, work: &Work<A>) {
-    use flow_flag::{MISFIT, NUMBERED, OLD_HOP, SEEN, UDP, WATCH};
+    use flow_flag::{MISFIT, NUMBERED, OLD_HOP, SCTP, SEEN, UDP, WATCH};
     // SAFETY: records stay valid; these fields may be written by several CPUs at once and any of
     // the values will do.
     let flow = unsafe { &mut *record.as_ptr() };
@@ -28,10 +28,11 @@ pub(super) fn track<A: Address, T: Tables<A>>(tables: &T, record: Record<A>, wor
     }
     let segment = &work.segment;
     let settled = flow.flags & (SEEN | WATCH | MISFIT | NUMBERED | OLD_HOP) == SEEN | NUMBERED;
-    if settled && flow.flags & UDP != 0 {
-        return;
-    }
-    if settled
+    if settled && flow.flags & (UDP | SCTP) != 0 {
+        if flow.has(UDP) || association::continues(flow, segment) {
+            return;
+        }
+    } else if settled
         && !repeats(flow, segment)
         && !tcp::controls(segment.flags)
         && tcp::continues(flow, segment)
@@ -86,12 +87,11 @@ fn watch<A: Address, T: Tables<A>>(tables: &T, record: Record<A>, work: &Work<A>
         set(record, flow_flag::SEEN);
     }
     // SAFETY: records stay valid until every program that can see them ends.
-    match unsafe { record.as_ref() }.has(flow_flag::UDP) {
-        true => watch_udp(tables, record, peer),
-        false if refuses(record, peer, &work.segment) => {
-            note_refusal(tables, record, peer);
-        }
-        false => watch_tcp(tables, record, peer, work),
+    match unsafe { record.as_ref() }.flags & (flow_flag::UDP | flow_flag::SCTP) {
+        0 if refuses(record, peer, &work.segment) => note_refusal(tables, record, peer),
+        0 => watch_tcp(tables, record, peer, work),
+        flow_flag::SCTP => association::watch(tables, record, peer, work),
+        _ => watch_udp(tables, record, peer),
     }
     follow_seats(tables, record, peer);
 }
@@ -110,7 +110,11 @@ fn follow_seats<A: Address, T: Tables<A>>(tables: &T, record: Record<A>, peer: R
 /// Closes a flow after its endpoint has refused the connection. `record` is the endpoint's
 /// direction.
 #[inline(always)]
-fn note_refusal<A: Address, T: Tables<A>>(tables: &T, record: Record<A>, forward: Record<A>) {
+pub(super) fn note_refusal<A: Address, T: Tables<A>>(
+    tables: &T,
+    record: Record<A>,
+    forward: Record<A>,
+) {
     use flow_flag::{RST, WITHHELD};
     let withheld = match failing::is_withheld(tables, forward) {
         true => WITHHELD,
@@ -132,18 +136,18 @@ fn refuses<A: Address>(record: Record<A>, peer: Record<A>, segment: &Segment) ->
 
 /// Whether an endpoint has not yet answered the client's SYN. `flow` is the endpoint's direction.
 #[inline(always)]
-fn is_unanswered<A: Address>(flow: &Flow<A>, forward: Record<A>) -> bool {
+pub(super) fn is_unanswered<A: Address>(flow: &Flow<A>, forward: Record<A>) -> bool {
     use flow_flag::{PICKED_UP, SEEN};
     tag::state(read_tag(forward)) == tag::HALF && !flow.has(SEEN) && !flow.has(PICKED_UP)
 }
 
-/// Handles an ICMP error: the SYN with this sequence number did not reach the endpoint. `record` is
-/// the endpoint's direction.
+/// Handles an ICMP error: the SYN before this sequence number, or the INIT that asks for this tag, did not
+/// reach the endpoint. `record` is the endpoint's direction.
 #[inline(never)]
 pub(super) fn track_unreachable<A: Address, T: Tables<A>>(
     tables: &T,
     record: Record<A>,
-    sequence: u32,
+    next: u32,
 ) {
     // SAFETY: records stay valid until every program that can see them ends.
     let flow = unsafe { record.as_ref() };
@@ -155,7 +159,7 @@ pub(super) fn track_unreachable<A: Address, T: Tables<A>>(
     let is_about_syn = flow.has(flow_flag::REPLY)
         && !flow.has(flow_flag::UDP)
         && is_unanswered(flow, forward)
-        && sequence == syn.next.wrapping_sub(1);
+        && next == syn.next;
     if is_about_syn {
         note_refusal(tables, record, forward);
         follow_seats(tables, record, forward);
@@ -248,11 +252,9 @@ fn watch_tcp<A: Address, T: Tables<A>>(
         return;
     }
     if half && proves(flow, other, segment) {
-        if seats::is_refused(forward) || !admit::has_seats(tables, forward, reply) {
-            set(forward, flow_flag::REFUSED);
+        if !complete(tables, forward, reply) {
             return;
         }
-        prove(tables, forward, reply);
     } else if half && !flow.has(flow_flag::REPLY) {
         return;
     }
@@ -278,7 +280,7 @@ fn fits<A: Address>(flow: &Flow<A>, other: &Flow<A>, segment: &Segment, half: bo
 /// Whether a direction's segments have not fitted for so long, although its receiver did not go on
 /// as before, that node-lb must have missed something.
 #[inline(always)]
-fn outlasted<A: Address>(record: Record<A>, peer: Record<A>, now: u32) -> bool {
+pub(super) fn outlasted<A: Address>(record: Record<A>, peer: Record<A>, now: u32) -> bool {
     use flow_flag::{MISFIT, SEEN, WATCH};
     // SAFETY: records stay valid until every program that can see them ends.
     let flow = unsafe { &mut *record.as_ptr() };
@@ -374,6 +376,21 @@ pub(super) fn proves<A: Address>(flow: &Flow<A>, other: &Flow<A>, segment: &Segm
     let first = other.detail;
     let acknowledged = segment.acknowledged.wrapping_sub(first);
     other.has(SEEN) && (picked_up || acknowledged <= other.next.wrapping_sub(first))
+}
+
+/// Ends a handshake. False if there is no seat for the connection.
+#[inline(always)]
+pub(super) fn complete<A: Address, T: Tables<A>>(
+    tables: &T,
+    forward: Record<A>,
+    reply: Record<A>,
+) -> bool {
+    if seats::is_refused(forward) || !admit::has_seats(tables, forward, reply) {
+        set(forward, flow_flag::REFUSED);
+        return false;
+    }
+    prove(tables, forward, reply);
+    true
 }
 
 /// Notes that a connection is established.

@@ -28,7 +28,7 @@ pub fn let_in<A: Address, T: Tables<A>, F: Frame>(
     work: &mut Work<A>,
     card: u32,
 ) -> Reason {
-    if syn(frame, work).is_none() {
+    if syn(tables, frame, work).is_none() {
         return Reason::Malformed;
     }
     work.has_turn = card << 1 | 1;
@@ -47,7 +47,7 @@ pub fn turn_away<A: Address, T: Tables<A>, F: Frame>(
     schema: u32,
     reason: Reason,
 ) -> Verdict {
-    let Some(network) = syn(frame, work) else {
+    let Some(network) = syn(tables, frame, work) else {
         return Verdict::pass(Reason::Malformed);
     };
     work.schema = schema;
@@ -57,9 +57,13 @@ pub fn turn_away<A: Address, T: Tables<A>, F: Frame>(
 
 /// Reads the headers of a SYN.
 #[inline(always)]
-fn syn<A: Address, F: Frame>(frame: &F, work: &mut Work<A>) -> Option<Network> {
+fn syn<A: Address, T: Tables<A>, F: Frame>(
+    tables: &T,
+    frame: &F,
+    work: &mut Work<A>,
+) -> Option<Network> {
     let network = network(frame, work)?;
-    if Kind::of::<A>(&network) != Kind::Ports {
+    if Kind::of::<A>(tables.config(), &network) != Kind::Ports {
         return None;
     }
     transport(frame, work, &network)?;

@@ -3,14 +3,14 @@
 //!
 //! They are looked at where they leave, as by a rule in netfilter's forward and output chains:
 //! whatever else on this node has a use for such an address has translated them by then. Those to
-//! an unknown port of a ClusterIP are refused when they come in already, if they are TCP or UDP.
+//! an unknown port of a ClusterIP are refused when they come in already, if their protocol is translated.
 
 use super::answer::answer;
 use crate::{
     addr::Address,
     answer::Message,
     frame::Frame,
-    parse::Network,
+    parse::{Network, tcp_flag},
     service,
     tables::Tables,
     verdict::{Reason, Verdict},
@@ -40,7 +40,7 @@ pub(super) fn keep_back<A: Address, T: Tables<A>, F: Frame>(
 /// Whether a packet that leaves, of a protocol that is not translated, is for [`keep_back`].
 #[inline(always)]
 pub(super) fn is_unknown<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>) -> bool {
-    match service::unknown(tables, &work.tuple, 0) {
+    match service::unknown(tables, &work.tuple, tcp_flag::SYN) {
         Some(reason) => {
             work.reason = reason;
             true

@@ -89,6 +89,7 @@ impl Config {
             "handover": value_name(&datapath.handover),
             "failing-endpoints": value_name(&datapath.failing_endpoints),
             "unknown-service-ports": value_name(&datapath.unknown_service_ports),
+            "sctp": value_name(&datapath.sctp),
             "flow-table-size": datapath.flow_table_size,
             "local-address-table-size": datapath.local_address_table_size,
             "service-port-table-size": datapath.map_sizes.service_ports,

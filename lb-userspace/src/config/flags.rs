@@ -17,7 +17,7 @@ use super::{
     source::SourceSpec,
     values::{
         AdmissionMode, DetectLocalMode, FailingEndpoints, FeatureGate, Handover, NetfilterMode,
-        NodePortAddress, PortRange, ServiceSeries, SocketLb, UnknownServicePorts, XdpMode,
+        NodePortAddress, PortRange, Sctp, ServiceSeries, SocketLb, UnknownServicePorts, XdpMode,
         api_server_url, connections, duration, healthz_address, maglev_table_size, metrics_address,
         object_name, positive_duration,
     },
@@ -325,6 +325,10 @@ pub struct Flags {
     /// in a ServiceCIDR that no Service has are dropped
     #[arg(long, value_name = "CHOICE", value_enum, default_value = "reject")]
     pub unknown_service_ports: UnknownServicePorts,
+
+    /// Whether Services of SCTP are served
+    #[arg(long, value_name = "CHOICE", value_enum, default_value = "on")]
+    pub sctp: Sctp,
 
     /// How many flows there is room for
     #[arg(

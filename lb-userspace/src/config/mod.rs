@@ -19,8 +19,8 @@ pub use self::{
     source::{ApiAccess, SourceSpec},
     values::{
         AdmissionMode, DetectLocalMode, FailingEndpoints, FeatureGate, Gate, Handover,
-        NetfilterMode, NodePortAddress, PortRange, ServiceSeries, SocketLb, UnknownServicePorts,
-        XdpMode,
+        NetfilterMode, NodePortAddress, PortRange, Sctp, ServiceSeries, SocketLb,
+        UnknownServicePorts, XdpMode,
     },
 };
 use crate::plan::{DetectLocal, NodePortAddresses, PlanOptions};
@@ -210,6 +210,7 @@ pub struct DatapathConfig {
     pub handover: Handover,
     pub failing_endpoints: FailingEndpoints,
     pub unknown_service_ports: UnknownServicePorts,
+    pub sctp: Sctp,
     /// How many flows there is room for.
     pub flow_table_size: u32,
     /// The node's own addresses.
@@ -298,6 +299,7 @@ impl TryFrom<Flags> for Config {
                 handover: flags.handover,
                 failing_endpoints: flags.failing_endpoints,
                 unknown_service_ports: flags.unknown_service_ports,
+                sctp: flags.sctp,
                 flow_table_size: flags.flow_table_size,
                 local_address_table_size: flags.local_address_table_size,
                 map_sizes: MapSizes {

@@ -294,6 +294,15 @@ pub enum UnknownServicePorts {
     Ignore,
 }
 
+/// What becomes of SCTP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Sctp {
+    /// It is translated, as TCP and UDP are
+    On,
+    /// It passes untouched, whatever its Services say
+    Off,
+}
+
 /// A duration as Go writes it: `24h`, `1h30m`, `500ms`.
 pub(super) fn duration(text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text).map_err(|error| format!("{error}; write 24h, 1h30m or 500ms"))

@@ -10,6 +10,7 @@ use aya::Pod;
 use lb_common::{
     addr::Address,
     flow::{Flow, Stage, flow_flag, stage::later, tag},
+    parse,
 };
 use lb_datapath::bpf::MappedArray;
 use lb_objects::Protocol;
@@ -129,9 +130,10 @@ pub fn which(seen: u32) -> u32 {
 
 /// Protocol of a flow.
 pub fn protocol<A: Address>(flow: &Flow<A>) -> Protocol {
-    match flow.has(flow_flag::UDP) {
-        true => Protocol::Udp,
-        false => Protocol::Tcp,
+    match flow.protocol() {
+        parse::UDP => Protocol::Udp,
+        parse::SCTP => Protocol::Sctp,
+        _ => Protocol::Tcp,
     }
 }
 

@@ -17,7 +17,7 @@ use super::{Connection, Records, records::socket_addr, stats::stage_name};
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FlowReport {
-    /// `TCP` or `UDP`.
+    /// `TCP`, `UDP` or `SCTP`.
     pub protocol: String,
     pub client: SocketAddr,
     pub frontend: SocketAddr,

@@ -61,7 +61,7 @@ impl TableStats {
 
 /// Numbers of flows by protocol and stage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct FlowCounts([[u64; STAGES]; 2]);
+pub struct FlowCounts([[u64; STAGES]; PROTOCOLS.len()]);
 
 impl FlowCounts {
     /// The number of flows of a protocol in a stage.
@@ -76,8 +76,7 @@ impl FlowCounts {
 
     /// Every protocol and stage with its number.
     pub fn iter(&self) -> impl Iterator<Item = (Protocol, Stage, u64)> + '_ {
-        let protocols = [Protocol::Tcp, Protocol::Udp].into_iter();
-        protocols.flat_map(|protocol| {
+        PROTOCOLS.into_iter().flat_map(|protocol| {
             Stage::ALL.map(|stage| (protocol, stage, self.of(protocol, stage)))
         })
     }
@@ -280,7 +279,7 @@ pub struct Removed {
     pub expired: FlowCounts,
     /// UDP flows to endpoints that no longer served.
     pub stale_udp: u64,
-    /// TCP flows to endpoints that have left a Service that asks for a reset.
+    /// TCP and SCTP flows to endpoints that have left a Service that asks for a reset.
     pub reset_tcp: u64,
     /// UDP sockets of the node's own processes that were connected to such an endpoint.
     pub stale_sockets: u64,
@@ -302,6 +301,13 @@ pub fn stage_name(stage: Stage) -> &'static str {
     }
 }
 
+/// The protocols that flows may have, in the order of their rows.
+const PROTOCOLS: [Protocol; 3] = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
+
 fn row(protocol: Protocol) -> usize {
-    usize::from(protocol == Protocol::Udp)
+    match protocol {
+        Protocol::Tcp => 0,
+        Protocol::Udp => 1,
+        Protocol::Sctp => 2,
+    }
 }

@@ -264,7 +264,7 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
     }
 
     /// Ends stale flows. For UDP, answers still pass until two passes have found that they have no
-    /// flow any more. For TCP, the client is told when it sends again.
+    /// flow any more. For TCP and SCTP, the client is told when it sends again.
     pub fn end_stale(&self, stale: &impl Staleness, removed: &mut Removed) {
         for index in 0..=self.mask {
             let sighting = self.look(index);
@@ -298,7 +298,7 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
         }
     }
 
-    /// Marks a TCP flow, so that its client is told that the endpoint is gone when it sends again.
+    /// Marks a TCP or SCTP flow, so that its client is told that the endpoint is gone when it sends again.
     /// Returns whether the mark is new.
     fn disown(&self, seen: Sighting, flow: &Flow<A>) -> bool {
         !flow.has(flow_flag::GONE) && self.mark_lost(seen, flow, flow_flag::GONE)
@@ -322,7 +322,8 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
 
     /// Ends a flow that has run into a deadline; `index` is that of its endpoint's direction. A TCP
     /// connection keeps its records, by which both sides are reset when they send again: without them
-    /// it would be taken for one that was lost.
+    /// it would be taken for one that was lost. So does an SCTP association, whose sides send by
+    /// themselves to see whether the other one is there.
     fn end_late(&mut self, index: u32, now: u32) {
         let reply = self.records.read(index);
         let Some(connection) = Connection::new(&self.records, index, &reply) else {
@@ -348,7 +349,7 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
                 let answers = Sighting::of(index, &reply);
                 self.mark_lost(answers, &reply, flow_flag::EXPIRED);
                 self.unseat(index, &reply);
-                if self.expired.len() < MOST_EXPIRED {
+                if !forward.has(flow_flag::SCTP) && self.expired.len() < MOST_EXPIRED {
                     self.expired.push((answers, 0));
                 }
             }

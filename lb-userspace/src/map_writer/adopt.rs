@@ -51,7 +51,7 @@ impl MapWriter {
     /// Reads the maps.
     pub(super) fn inherit(&mut self) -> Result<(), WriteError> {
         self.frontends = Frontends::read(&self.maps)?;
-        self.cluster_ips = ClusterIps::read(&self.maps)?;
+        self.cluster_ips = ClusterIps::read(&self.maps, self.facts.passes_sctp)?;
         self.source_sets = SourceSets::read(&self.maps)?;
         self.seats.inherit(&self.maps);
         self.schemas.inherit(self.frontends.classes(), &self.maps)?;

@@ -41,6 +41,8 @@ pub struct ClusterIps {
     outside: [BTreeSet<IpAddr>; 2],
     /// What the maps say of both.
     ranges: Vec<ServiceRange>,
+    /// Whether the maps say which of them have ports of SCTP, because that passes untouched.
+    passes_sctp: bool,
 }
 
 /// Service ports with the same address.
@@ -51,14 +53,22 @@ struct Ports {
 }
 
 impl ClusterIps {
+    /// None yet. SCTP may pass untouched.
+    pub fn new(passes_sctp: bool) -> Self {
+        Self {
+            passes_sctp,
+            ..Self::default()
+        }
+    }
+
     /// Takes over what the maps hold, which nobody claims yet.
-    pub fn read(maps: &Maps) -> Result<Self, WriteError> {
+    pub fn read(maps: &Maps, passes_sctp: bool) -> Result<Self, WriteError> {
         let entries = maps.cluster_ips.all()?.into_iter();
         let ranges = (0..maps.service_ranges.len()).map(|index| maps.service_ranges.read(index));
         let mut found = Self {
             present: entries.map(|(ip, entry)| (ip.into(), entry)).collect(),
             ranges: ranges.collect(),
-            ..Self::default()
+            ..Self::new(passes_sctp)
         };
         let cidrs = [IpFamily::V4, IpFamily::V6].map(|family| {
             let ranges = of_family(&found.ranges, family).iter();
@@ -83,7 +93,7 @@ impl ClusterIps {
             self.claims.insert(key.clone(), ip);
             let ports = self.known.entry(ip).or_default();
             ports.all += 1;
-            ports.sctp += usize::from(is_sctp(key));
+            ports.sctp += usize::from(self.passes_sctp && is_sctp(key));
             self.changed.insert(ip);
         }
     }
@@ -96,7 +106,7 @@ impl ClusterIps {
         self.changed.insert(ip);
         if let Some(ports) = self.known.get_mut(&ip) {
             ports.all -= 1;
-            ports.sctp -= usize::from(is_sctp(key));
+            ports.sctp -= usize::from(self.passes_sctp && is_sctp(key));
             if ports.all == 0 {
                 self.known.remove(&ip);
             }

@@ -66,7 +66,7 @@ pub use self::{
     verify::{Difference, Findings, Round, Wrong, wrong},
 };
 use crate::{
-    config::{AdmissionMode, Config, MapLimits},
+    config::{AdmissionMode, Config, MapLimits, Sctp},
     plan::{Plan, ServicePortName},
 };
 
@@ -82,6 +82,8 @@ pub struct NodeFacts {
     pub maglev_rows: u32,
     /// What one Service and one namespace may have; counts from when the map writer starts.
     pub limits: MapLimits,
+    /// Whether SCTP passes untouched; counts from when the map writer starts.
+    pub passes_sctp: bool,
 }
 
 impl NodeFacts {
@@ -94,6 +96,7 @@ impl NodeFacts {
             cluster_networks,
             maglev_rows: config.datapath.maglev_table_size,
             limits: config.limits,
+            passes_sctp: config.datapath.sctp == Sctp::Off,
         }
     }
 }
@@ -215,7 +218,7 @@ impl MapWriter {
             seats: SeatBook::new(&maps),
             schemas: SchemaBook::new(&maps),
             frontends: Frontends::default(),
-            cluster_ips: ClusterIps::default(),
+            cluster_ips: ClusterIps::new(facts.passes_sctp),
             programmed: HashMap::new(),
             roster: Arc::new(Roster::new(&maps)),
             budget: Budget::new(
@@ -266,8 +269,9 @@ impl MapWriter {
     /// again when there is room.
     pub fn apply(&mut self, key: Key, plan: Option<&Plan>) -> Result<(), NotProgrammed> {
         let waited = self.waiting.remove(&key).map(|(_, error)| error);
-        // SCTP passes untouched: there is nothing to look up for it.
-        let outcome = match plan.filter(|plan| plan.name.protocol != Protocol::Sctp) {
+        // Where SCTP passes untouched, there is nothing to look up for it.
+        let passes = self.facts.passes_sctp && key.name.protocol == Protocol::Sctp;
+        let outcome = match plan.filter(|_| !passes) {
             Some(plan) => self.write(&key, plan),
             None => {
                 self.withdraw(&key);
@@ -342,6 +346,7 @@ impl MapWriter {
             maglev_rows,
             // Those of the start count.
             limits: _,
+            passes_sctp: _,
         } = &self.facts;
         ChangedFacts {
             all: (&before.cluster_networks, before.maglev_rows) != (cluster_networks, *maglev_rows),

@@ -7,7 +7,7 @@ use lb_objects::IpFamily;
 
 use crate::{
     config::{
-        self, AdmissionMode, FailingEndpoints, Handover, NetfilterMode, PortRange, SocketLb,
+        self, AdmissionMode, FailingEndpoints, Handover, NetfilterMode, PortRange, Sctp, SocketLb,
         UnknownServicePorts,
     },
     plan::{LocalDetector, LocalNode},
@@ -105,6 +105,7 @@ fn flags(config: &config::Config) -> u32 {
             config_flag::REFUSE_UNKNOWN,
             datapath.unknown_service_ports == UnknownServicePorts::Reject,
         ),
+        (config_flag::SCTP, datapath.sctp == Sctp::On),
         (
             config_flag::CONNECTION_LIMIT,
             config.max_connections != 0 && config.admission.mode == AdmissionMode::Off,

@@ -246,8 +246,8 @@ impl<'a> MergedSlices<'a> {
     ) -> Option<Box<[SocketAddr]>> {
         let remains: fn(&Endpoint) -> bool = match (port.protocol, removed) {
             (Protocol::Udp, _) => |endpoint| endpoint.serving,
-            (Protocol::Tcp, RemovedEndpoints::Reset) => |_| true,
-            _ => return None,
+            (Protocol::Tcp | Protocol::Sctp, RemovedEndpoints::Reset) => |_| true,
+            (_, RemovedEndpoints::Keep) => return None,
         };
         let key = (&*port.name, port.protocol);
         let endpoints = self.ports.get(&key).into_iter().flatten();

@@ -180,7 +180,7 @@ fn notes(families: &[&Plan]) -> Vec<&'static str> {
             "local pods and this node itself use the Cluster set on external frontends",
         ),
         (
-            any(|p| p.name.protocol == Protocol::Tcp && p.remaining.is_some()),
+            any(|p| p.name.protocol != Protocol::Udp && p.remaining.is_some()),
             "connections to endpoints that leave are reset",
         ),
     ]

@@ -8,7 +8,7 @@ use std::{
 
 use lb_common::{
     flow::flow_flag,
-    parse::{TCP, UDP, tcp_flag},
+    parse::{SCTP, TCP, UDP, tcp_flag},
     trace::{Known, Place},
     verdict::{Hook, Reason},
 };
@@ -31,6 +31,8 @@ pub struct Packet {
     pub protocol: Option<String>,
     /// `SYN`, `ACK` and so on.
     pub tcp_flags: Vec<String>,
+    /// `INIT` and so on: the chunk of an SCTP packet that begins or ends its association, if it has one.
+    pub sctp_chunk: Option<String>,
     /// Port 0 means that it has none, or that it was not read.
     pub source: Option<SocketAddr>,
     pub destination: Option<SocketAddr>,
@@ -121,8 +123,11 @@ impl Assembler {
             "parse" => {
                 let protocol = number(1)? as u8;
                 packet.protocol = Some(protocol_name(protocol));
-                if protocol == TCP {
-                    packet.tcp_flags = flag_names(number(2)? as u32, &TCP_FLAGS);
+                let flags = number(2)? as u32;
+                match protocol {
+                    TCP => packet.tcp_flags = flag_names(flags, &TCP_FLAGS),
+                    SCTP => packet.sctp_chunk = chunk_name(flags).map(ToOwned::to_owned),
+                    _ => {}
                 }
             }
             "address" => {
@@ -211,10 +216,28 @@ fn flag_names(flags: u32, names: &[(u32, &str)]) -> Vec<String> {
     set.map(|(_, name)| (*name).to_owned()).collect()
 }
 
+/// What [`parse::association`](lb_common::parse::association) has noted as TCP's flags.
+fn chunk_name(flags: u32) -> Option<&'static str> {
+    const SYN: u8 = tcp_flag::SYN;
+    const FIN: u8 = tcp_flag::FIN;
+    const ENDS: u8 = tcp_flag::FIN | tcp_flag::RST;
+    let acknowledges = flags & u32::from(tcp_flag::ACK) != 0;
+    Some(match (flags as u8 & !tcp_flag::ACK, acknowledges) {
+        (SYN, false) => "INIT",
+        (SYN, true) => "INIT ACK",
+        (tcp_flag::RST, _) => "ABORT",
+        (FIN, false) => "SHUTDOWN",
+        (FIN, true) => "SHUTDOWN ACK",
+        (ENDS, _) => "SHUTDOWN COMPLETE",
+        _ => return None,
+    })
+}
+
 fn protocol_name(protocol: u8) -> String {
     match protocol {
         TCP => "TCP".to_owned(),
         UDP => "UDP".to_owned(),
+        SCTP => "SCTP".to_owned(),
         1 => "ICMP".to_owned(),
         58 => "ICMPv6".to_owned(),
         other => format!("protocol {other}"),
@@ -247,6 +270,9 @@ mod tests {
             "2 schema 8",
             "2 way 0 0",
             "2 reason 3",
+            "3 hook 0 2 15000",
+            "3 parse 132 18",
+            "3 reason 13",
             "1 address 2 2001:db8::1 80",
             "1 way 1 9",
             "1 reason 11",
@@ -255,7 +281,9 @@ mod tests {
             .iter()
             .filter_map(|line| assembler.take(line))
             .collect();
-        let [socket, segment] = packets.try_into().unwrap();
+        let [socket, association, segment] = packets.try_into().unwrap();
+        assert_eq!(association.protocol.as_deref(), Some("SCTP"));
+        assert_eq!(association.sctp_chunk.as_deref(), Some("INIT ACK"));
         assert_eq!((socket.number, &*socket.hook), (2, "socket"));
         assert_eq!(socket.service.as_deref(), Some("number 6"));
         assert_eq!(socket.flow_schema.as_deref(), Some("number 8"));

@@ -285,7 +285,7 @@ impl Keeper {
             return self.line.queues.leave(waiter.level, waiter.queue);
         };
         match self.room.find(&syn) {
-            Some(waiting) if waiting.syn.sequence == syn.sequence => {
+            Some(waiting) if waiting.syn.number == syn.number => {
                 // It has come again: neither its place nor its deadline changes.
                 waiting.syn = syn;
                 return self.line.queues.leave(waiter.level, waiter.queue);

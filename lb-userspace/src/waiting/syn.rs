@@ -1,13 +1,14 @@
-//! The SYN of a connection that waits.
+//! The SYN of a connection that waits, or the INIT of an SCTP association.
 
 use std::net::SocketAddr;
 
 use lb_common::{
     addr::{Address, Ip4, Ip6},
     checksum::fold,
+    crc32c,
     flow::queue::{KEPT, Waiter},
     frame::Frame,
-    parse::{self, ETHERNET, Segment, TCP, Tuple},
+    parse::{self, ETHERNET, SCTP, Segment, TCP, Tuple},
     rewrite::looks_partial,
 };
 use lb_datapath::memory::MemoryFrame;
@@ -18,8 +19,8 @@ use crate::flows::socket_addr;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Syn {
     pub connection: Connection,
-    /// The number that it begins with: another one is another attempt.
-    pub sequence: u32,
+    /// The number that it begins with, or the tag that it asks for: another one is another attempt.
+    pub number: u32,
     /// Its first bytes, with an Ethernet header.
     pub bytes: Vec<u8>,
     /// Whether these are all.
@@ -29,6 +30,8 @@ pub struct Syn {
 /// Who connects to whom.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Connection {
+    /// IP protocol number.
+    pub protocol: u8,
     pub client: SocketAddr,
     pub service: SocketAddr,
 }
@@ -57,27 +60,43 @@ impl Syn {
         let network = parse::network::<A>(packet, ETHERNET)?;
         let ports = parse::ports(packet, network.payload)?;
         let mut segment = Segment::default();
-        parse::segment(packet, &network, &mut segment)?;
+        let protocol = network.protocol;
+        let number = match protocol {
+            TCP => {
+                parse::segment(packet, &network, &mut segment)?;
+                segment.sequence
+            }
+            SCTP => {
+                parse::association(packet, &network, &mut segment)?;
+                segment.next
+            }
+            _ => return None,
+        };
         let tuple = Tuple {
             source,
             destination,
             source_port: ports.source,
             destination_port: ports.destination,
-            protocol: TCP,
+            protocol,
             pad: [0; 3],
         };
         let is_partial = looks_partial(&frame, &network, &tuple);
         let mut bytes = frame.into_bytes();
         if is_partial && is_whole {
             let end = network.offset + network.length as usize;
-            complete(bytes.get_mut(network.payload..end)?)?;
+            let segment = bytes.get_mut(network.payload..end)?;
+            match protocol {
+                TCP => complete(segment)?,
+                _ => complete_sctp(segment)?,
+            }
         }
         Some(Self {
             connection: Connection {
+                protocol,
                 client: socket_addr(source, ports.source),
                 service: socket_addr(destination, ports.destination),
             },
-            sequence: segment.sequence,
+            number,
             bytes,
             is_whole,
         })
@@ -107,6 +126,19 @@ fn complete(segment: &mut [u8]) -> Option<()> {
     let checksum = (!fold(sum)).to_ne_bytes();
     segment
         .get_mut(CHECKSUM..CHECKSUM + 2)?
+        .copy_from_slice(&checksum);
+    Some(())
+}
+
+/// Computes the checksum of an SCTP packet that was left to a device.
+fn complete_sctp(packet: &mut [u8]) -> Option<()> {
+    const CHECKSUM: usize = 8;
+    // Chunks are padded to words (RFC 9260, 3.2).
+    let words = packet.chunks_exact(4);
+    let words = words.map(|word| u32::from_ne_bytes([word[0], word[1], word[2], word[3]]));
+    let checksum = (!words.fold(u32::MAX, crc32c::add)).to_le_bytes();
+    packet
+        .get_mut(CHECKSUM..CHECKSUM + 4)?
         .copy_from_slice(&checksum);
     Some(())
 }

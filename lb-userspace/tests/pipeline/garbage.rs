@@ -3,7 +3,7 @@
 use lb_common::verdict::{Action, Reason};
 use lb_objects::IpFamily;
 use lb_packet::{
-    ETHERNET, Extension, Fragment, Header, Read, TCP, UDP, icmp, icmp_number,
+    ETHERNET, Extension, Fragment, Header, Read, SCTP, TCP, UDP, icmp, icmp_number,
     tcp_flag::{ACK, SYN},
 };
 use proptest::{collection::vec, prelude::*, sample::Index};
@@ -45,12 +45,12 @@ proptest! {
     #[test]
     fn random_changes_to_valid_packets_do_no_harm(
         scene in Scene::any(),
-        kind in 0..4usize,
+        kind: Index,
         changes in vec((any::<Index>(), any::<u8>()), 1..8),
     ) {
         let tables = scene.tables();
         through(&tables, &scene.opening(4000));
-        let mut frame = samples(&scene).swap_remove(kind);
+        let mut frame = kind.get(&samples(&scene)).clone();
         for (index, value) in changes {
             let index = index.index(frame.len());
             frame[index] = value;
@@ -178,11 +178,14 @@ fn other_frames_pass_untouched() {
     let mut tagged = scene.opening(1);
     tagged.splice(12..12, [0x81, 0x00, 0x00, 0x64]);
     let (from, to) = (scene.client(1).ip(), scene.target().ip());
-    let sctp = Header::new(from, to).frame(132, &[0x1f, 0x90, 0, 80, 0, 0, 0, 0, 0, 0, 0, 0]);
+    let other = Header::new(from, to).frame(47, &[0x1f, 0x90, 0, 80, 0, 0, 0, 0, 0, 0, 0, 0]);
+    // A header without a chunk.
+    let sctp = Header::new(from, to).frame(SCTP, &[0x1f, 0x90, 0, 80, 0, 0, 0, 0, 0, 0, 0, 0]);
     for (frame, reason) in [
         (arp, Reason::NotIp),
         (tagged, Reason::NotIp),
-        (sctp, Reason::OtherProtocol),
+        (other, Reason::OtherProtocol),
+        (sctp, Reason::Malformed),
         (
             scene.frame(scene.client(1), scene.client(2), SYN, b""),
             Reason::NotService,
@@ -218,12 +221,15 @@ fn samples(scene: &Scene) -> Vec<Vec<u8>> {
     let sent = ingress(&scene.tables(), &scene.opening(4000)).read();
     let message = icmp(sent.destination, sent.source, (3, 0), 0, &sent.bytes);
     let error = Header::new(sent.destination, sent.source);
-    vec![
+    let mut samples = vec![
         scene.opening(4000),
         extended.frame(scene.protocol, &segment),
-        first.frame(scene.protocol, &segment),
         error.frame(icmp_number(sent.source), &message),
-    ]
+    ];
+    if scene.protocol != SCTP {
+        samples.push(first.frame(scene.protocol, &segment));
+    }
+    samples
 }
 
 #[test]

@@ -10,7 +10,7 @@ use lb_common::{
 };
 use lb_datapath::memory::Family;
 use lb_objects::IpFamily;
-use lb_packet::TCP;
+use lb_packet::{TCP, UDP};
 use node_lb::{
     admission::objects::Objects,
     config::AdmissionMode::{self, Audit, Enforce},
@@ -245,8 +245,8 @@ fn clients_are_told_as_the_schema_says() {
             let read = outcome.read();
             read.assert_checksums();
             let expected = match scene.protocol {
-                TCP => tcp,
-                _ => udp,
+                UDP => udp,
+                _ => tcp,
             };
             let expected = expected.map(|kind| match (scene.family, kind) {
                 (IpFamily::V4, kind) => kind,
@@ -255,7 +255,7 @@ fn clients_are_told_as_the_schema_says() {
             });
             match expected {
                 Some(kind) => assert_eq!(read.icmp_kind(), kind, "{answer}"),
-                None => assert_eq!(read.protocol, TCP, "a reset"),
+                None => assert_eq!(read.protocol, scene.protocol, "a reset"),
             }
         }
     }

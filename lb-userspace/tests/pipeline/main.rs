@@ -5,6 +5,7 @@ mod hooks;
 mod scene;
 
 mod answers;
+mod associations;
 mod budgets;
 mod connections;
 mod deadlines;

@@ -2,7 +2,7 @@
 
 use lb_common::verdict::{Action, Reason};
 use lb_datapath::memory::{MemoryFrame, Route};
-use lb_packet::{ETHERNET, Read, TCP, pseudo_header_sum};
+use lb_packet::{ETHERNET, Read, TCP, UDP, pseudo_header_sum};
 
 use crate::{
     hooks::ingress,
@@ -62,8 +62,12 @@ fn incomplete_checksums_are_left_to_a_hook_that_can_tell() {
 
         let read = Read::frame(&sent);
         let sum = pseudo_header_sum(from.ip(), to.ip(), scene.protocol, read.payload().len());
-        let at = ETHERNET + read.transport + if scene.protocol == TCP { 16 } else { 6 };
-        sent[at..at + 2].copy_from_slice(&sum.to_be_bytes());
+        let at = ETHERNET + read.transport;
+        match scene.protocol {
+            TCP => sent[at + 16..at + 18].copy_from_slice(&sum.to_be_bytes()),
+            UDP => sent[at + 6..at + 8].copy_from_slice(&sum.to_be_bytes()),
+            _ => sent[at + 8..at + 12].fill(0),
+        }
         assert_eq!(
             virtual_device(sent.clone()),
             (Reason::PartialChecksum, sent)

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use lb_common::verdict::{Action, Reason};
 use lb_datapath::memory::MemoryFrame;
 use lb_packet::{
-    ARRIVED, Extension, Header, Read, TCP, UDP,
+    ARRIVED, Extension, Header, Read, UDP,
     tcp_flag::{ACK, SYN},
 };
 use proptest::{collection::vec, prelude::*, sample::select};
@@ -149,7 +149,7 @@ impl Shape {
 
     fn frame(&self, scene: &Scene, from: SocketAddr, to: SocketAddr, flags: u8) -> Vec<u8> {
         let mut segment = scene.segment(from, to, flags, &self.data);
-        if scene.protocol != TCP && from.is_ipv4() && !self.checksum {
+        if scene.protocol == UDP && from.is_ipv4() && !self.checksum {
             segment[6..8].fill(0);
         }
         let header = Header {

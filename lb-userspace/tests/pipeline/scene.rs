@@ -15,7 +15,10 @@ use lb_objects::{
     Algorithm, Endpoint, EndpointPort, EndpointSlice, IpFamily, Node, ObjectName, Protocol,
     RemovedEndpoints, Service, ServicePort, ServiceType, SharedName, TrafficPolicy, Weights,
 };
-use lb_packet::{Header, TCP, UDP, tcp_flag::SYN};
+use lb_packet::{
+    Chunk, Header, SCTP, TCP, UDP, chunk,
+    tcp_flag::{ACK, FIN, RST, SYN},
+};
 use node_lb::{
     config::PortRange,
     map_writer::{NodeFacts, Settings},
@@ -45,7 +48,7 @@ const NODE_NAME: &str = "node-1";
 #[derive(Clone, Debug)]
 pub struct Scene {
     pub family: IpFamily,
-    /// [`TCP`] or [`UDP`].
+    /// [`TCP`], [`UDP`] or [`SCTP`].
     pub protocol: u8,
     /// The kind of address that clients use.
     pub frontend: FrontendKind,
@@ -128,11 +131,11 @@ impl Scene {
         }
     }
 
-    /// Both families and protocols.
+    /// Both families and all protocols.
     pub fn each() -> impl Iterator<Item = Self> {
         [IpFamily::V4, IpFamily::V6]
             .into_iter()
-            .flat_map(|family| [TCP, UDP].map(|protocol| Self::new(family, protocol)))
+            .flat_map(|family| [TCP, UDP, SCTP].map(|protocol| Self::new(family, protocol)))
     }
 
     /// Scenes in which the Service has a candidate for the client.
@@ -154,7 +157,7 @@ impl Scene {
         let client = select(vec![Client::Outside, Client::Pod, Client::FirstEndpoint]);
         (
             select(vec![IpFamily::V4, IpFamily::V6]),
-            select(vec![TCP, UDP]),
+            select(vec![TCP, UDP, SCTP]),
             select(kinds),
             (policy(), policy()),
             vec(place, 1..6),
@@ -184,6 +187,7 @@ impl Scene {
             node: &node,
             detector: &LocalDetector::Networks(pods.clone()),
             flags: [
+                (true, config_flag::SCTP),
                 (self.bypass, config_flag::BYPASS),
                 (self.limits.node != 0, config_flag::CONNECTION_LIMIT),
             ]
@@ -290,6 +294,12 @@ impl Scene {
         match self.protocol {
             TCP => lb_packet::tcp(from, to, flags, data),
             UDP => lb_packet::udp(from, to, data),
+            SCTP => {
+                let (tag, chunk) = like(flags);
+                let mut value = chunk.value.clone();
+                value.extend(data);
+                lb_packet::sctp(from, to, tag, &[chunk.with(&value)])
+            }
             protocol => panic!("protocol {protocol}"),
         }
     }
@@ -392,8 +402,21 @@ impl Scene {
     fn protocol(&self) -> Protocol {
         match self.protocol {
             TCP => Protocol::Tcp,
+            SCTP => Protocol::Sctp,
             _ => Protocol::Udp,
         }
+    }
+}
+
+/// The verification tag and the chunk of an SCTP packet that does what a TCP segment with these flags does.
+/// Both sides ask for the tag 7.
+fn like(flags: u8) -> (u32, Chunk) {
+    match flags & (SYN | FIN | RST) {
+        SYN if flags & ACK == 0 => (0, Chunk::asking_for(chunk::INIT, 7)),
+        SYN => (7, Chunk::asking_for(chunk::INIT_ACK, 7)),
+        FIN => (7, Chunk::new(chunk::SHUTDOWN).with(&[0; 4])),
+        RST => (7, Chunk::new(chunk::ABORT)),
+        _ => (7, Chunk::new(chunk::DATA).with(&[0; 12])),
     }
 }
 

@@ -12,7 +12,7 @@ use lb_common::{
 use lb_datapath::memory::Family;
 use lb_objects::IpFamily;
 use lb_packet::{
-    TCP, Tcp, UDP,
+    Chunk, SCTP, TCP, Tcp, UDP, chunk, sctp,
     tcp_flag::{ACK, FIN, RST, SYN},
 };
 use node_lb::memory::ProgrammedTables;
@@ -86,6 +86,15 @@ pub fn assert_refused(scene: &Scene, outcome: &Outcome) {
         // The SYN and five bytes of data.
         assert_eq!((number(4), number(8)), (0, sent.wrapping_add(6)));
         assert_eq!(header[13], RST | ACK);
+    } else if scene.protocol == SCTP {
+        // With the tag that the INIT asks for.
+        let expected = sctp(
+            scene.target(),
+            scene.client(answer.to().port()),
+            7,
+            &[Chunk::new(chunk::ABORT)],
+        );
+        assert_eq!(answer.payload(), expected);
     } else {
         let kind = match scene.family {
             IpFamily::V4 => (3, 3),

@@ -22,7 +22,6 @@ use crate::{
 };
 
 const GRE: u8 = 47;
-const SCTP: u8 = 132;
 
 /// The scene's tables on a node that refuses what it does not know.
 fn tables(scene: &Scene) -> ProgrammedTables {
@@ -116,7 +115,6 @@ fn what_has_no_ports_is_refused_where_it_leaves() {
         for sent in [
             frame(number, &message(echo_request(to))),
             frame(GRE, &[0; 16]),
-            frame(SCTP, &[0; 16]),
         ] {
             let arrived = ingress(&tables, &sent);
             let passed = (arrived.action, arrived.reason);

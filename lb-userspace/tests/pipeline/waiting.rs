@@ -14,7 +14,7 @@ use lb_common::{
 };
 use lb_datapath::memory::MemoryFrame;
 use lb_packet::{
-    TCP,
+    TCP, UDP,
     tcp_flag::{ACK, RST, SYN},
 };
 use node_lb::{
@@ -222,7 +222,7 @@ fn a_queue_is_charged_for_those_who_waited_in_it() {
 fn nobody_waits_without_the_agent() {
     for scene in Scene::each() {
         let node = Node::new(&scene, &objects(5, ""), Enforce, 1);
-        let waits = scene.protocol == TCP;
+        let waits = scene.protocol != UDP;
         assert_eq!(node.open(1).reason, Reason::Opened);
         let expected = match waits {
             true => Reason::Parked,

@@ -5,6 +5,7 @@
 mod checksum;
 
 mod header;
+mod sctp;
 mod transport;
 
 mod packet;
@@ -18,5 +19,6 @@ pub use self::{
     header::{ARRIVED, ETHERNET, Extension, Fragment, Header},
     packet::{Body, Mac, Packet},
     read::Read,
+    sctp::{Chunk, SCTP, chunk, crc32c, sctp},
     transport::{TCP, Tcp, UDP, icmp, icmp_number, tcp, tcp_flag, udp},
 };

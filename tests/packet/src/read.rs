@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use crate::{
     checksum::{sum, transport_sum},
     header::ETHERNET,
+    sctp::{SCTP, crc32c},
     transport::{TCP, UDP, icmp_number},
 };
 
@@ -109,6 +110,12 @@ impl Read {
         if self.fragmented || self.protocol == UDP && payload[6..8] == [0, 0] {
             return;
         }
+        if self.protocol == SCTP {
+            let (mut packet, checksum) = (payload.to_vec(), &payload[8..12]);
+            packet[8..12].fill(0);
+            assert_eq!(checksum, crc32c(&packet).to_le_bytes(), "SCTP: {self:x?}");
+            return;
+        }
         let sum = transport_sum(self.source, self.destination, self.protocol, payload);
         assert_eq!(
             sum, 0xffff,
@@ -118,8 +125,12 @@ impl Read {
     }
 
     /// The sum over the pseudo header and everything that is there of a possibly truncated packet;
-    /// `None` if its checksum was cut off, or not computed by the sender. Translation preserves it.
+    /// `None` if its checksum was cut off, not computed by the sender, or is no sum, as SCTP's.
+    /// Translation preserves it.
     pub fn sum_if_checked(&self) -> Option<u16> {
+        if self.protocol == SCTP {
+            return None;
+        }
         let payload = self.payload();
         let checksum = if self.protocol == TCP { 16..18 } else { 6..8 };
         let checked = *payload.get(checksum)? != [0, 0] || self.protocol == TCP;
@@ -154,6 +165,7 @@ impl Read {
         match self.protocol {
             TCP => transport[16..18].fill(0),
             UDP => transport[6..8].fill(0),
+            SCTP => transport[8..12].fill(0),
             protocol => panic!("protocol {protocol}"),
         }
         bytes

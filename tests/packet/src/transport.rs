@@ -102,7 +102,7 @@ pub fn icmp_number(address: IpAddr) -> u8 {
     if address.is_ipv4() { 1 } else { 58 }
 }
 
-fn ports(source: SocketAddr, destination: SocketAddr) -> Vec<u8> {
+pub(crate) fn ports(source: SocketAddr, destination: SocketAddr) -> Vec<u8> {
     [
         source.port().to_be_bytes(),
         destination.port().to_be_bytes(),

@@ -42,6 +42,13 @@ impl<'a> EndpointSlices<'a> {
         self
     }
 
+    /// Adds an SCTP port, under the name it has in the Service.
+    pub fn sctp(mut self, name: &str, port: u16) -> Self {
+        self.ports
+            .push(json!({ "name": name, "protocol": "SCTP", "port": port }));
+        self
+    }
+
     /// Adds an endpoint.
     pub fn with(mut self, endpoint: Endpoint) -> Self {
         self.endpoints.push(endpoint);

@@ -55,6 +55,11 @@ impl<'a> Service<'a> {
         self.port(name, "UDP", port, target)
     }
 
+    /// Adds an SCTP port.
+    pub fn sctp(self, name: &str, port: u16, target: u16) -> Self {
+        self.port(name, "SCTP", port, target)
+    }
+
     /// Gives the port added last a node port, and makes the Service a NodePort one if it has no
     /// type yet.
     ///

@@ -4,6 +4,7 @@
 mod access;
 mod admission;
 mod affinity;
+mod associations;
 mod foreign_rules;
 mod ground;
 mod hairpin;

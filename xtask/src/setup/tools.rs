@@ -7,7 +7,7 @@ use crate::architecture::Architecture;
 
 /// A program that tests or the lab call.
 pub struct Tool {
-    /// Its name; for a library, the path of its header.
+    /// Its name; of a library, the path of its header; of what is in no directory of commands, its own.
     command: &'static str,
     /// Packages that contain it, by preference; their names differ between distributions.
     packages: &'static [&'static str],
@@ -15,7 +15,7 @@ pub struct Tool {
     purpose: &'static str,
 }
 
-static TOOLS: [Tool; 24] = [
+static TOOLS: [Tool; 25] = [
     Tool {
         command: "ip",
         packages: &["iproute2"],
@@ -57,6 +57,12 @@ static TOOLS: [Tool; 24] = [
         packages: &["tcpdump"],
         need: Need::Lab,
         purpose: "captures of a test that failed",
+    },
+    Tool {
+        command: "/usr/lib/usrsctp/echo_server",
+        packages: &["libusrsctp-examples"],
+        need: Need::Lab,
+        purpose: "SCTP, which the kernel may not have, between the lab's hosts",
     },
     Tool {
         command: "iperf3",

@@ -136,9 +136,10 @@ impl<'a> Decision<'a> {
             node: Some(IpAddr::from(tables.config.node::<A>().to_mapped()))
                 .filter(|node| !node.is_unspecified()),
         };
-        // The pipeline passes every protocol but TCP and UDP before it looks for a Service.
-        if packet.protocol == Protocol::Sctp {
-            if let Some(unknown) = service::unknown(&hook, &tuple, 0) {
+        // The pipeline passes it before it looks for a Service.
+        let passes_sctp = tables.config.flags & config_flag::SCTP == 0;
+        if passes_sctp && packet.protocol == Protocol::Sctp {
+            if let Some(unknown) = service::unknown(&hook, &tuple, tcp_flag::SYN) {
                 decision.note_unknown(tables, unknown);
             }
             return decision;
@@ -162,6 +163,11 @@ impl<'a> Decision<'a> {
                 (Verdict::Pass, Reason::MartianSource)
             }
             _ if service::is_left_to_another(&hook, &tuple, tcp_flag::SYN) => {
+                (Verdict::Pass, Reason::NotService)
+            }
+            Some(service::Decision::Forward(_) | service::Decision::Reject(..))
+                if decision.is_own_association() =>
+            {
                 (Verdict::Pass, Reason::NotService)
             }
             Some(service::Decision::Reject(_, reason)) => (Verdict::Reject, reason),
@@ -217,6 +223,11 @@ impl<'a> Decision<'a> {
             _ => Verdict::Drop,
         };
         self.other_port = tables.with_cluster_ip(self.packet.destination.ip());
+    }
+
+    /// Whether it is of the node's own SCTP: sockets of that are not translated.
+    pub fn is_own_association(&self) -> bool {
+        self.packet.protocol == Protocol::Sctp && self.origin == Origin::Node
     }
 
     /// Whether the client's address is replaced. A hairpin counts only if there is no other

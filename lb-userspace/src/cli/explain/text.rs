@@ -23,6 +23,9 @@ const SHOWN_ENDPOINTS: usize = 16;
 /// Why a packet to a Service passes.
 const HANDED_OVER: &str =
     "With `handover: out`, new connections are left to the service proxy that takes over.";
+/// The same for SCTP of the node's own processes.
+const OWN_ASSOCIATION: &str = "The node's own connections are translated at their sockets, which Linux \
+    has no hooks for with SCTP: the packet leaves the node untranslated.";
 
 pub fn render(decision: &Decision<'_>) -> String {
     let mut sentences = vec![headline(decision)];
@@ -32,6 +35,9 @@ pub fn render(decision: &Decision<'_>) -> String {
             sentences.push(addressed(decision, frontend));
             match decision.verdict {
                 Verdict::Forward => sentences.extend(forwarded(decision, frontend)),
+                Verdict::Pass if decision.is_own_association() => {
+                    sentences.push(OWN_ASSOCIATION.to_owned());
+                }
                 Verdict::Pass => sentences.push(HANDED_OVER.to_owned()),
                 _ => sentences.push(refused(decision, frontend)),
             }
@@ -138,9 +144,10 @@ fn refused(decision: &Decision<'_>, frontend: &Frontend<'_>) -> String {
         Reason::ConcurrencyLimit | Reason::FlowLimit | Reason::EndpointLimit => {
             let answer = match (decision.answer, decision.packet.protocol) {
                 (RejectAnswer::Drop, _) => "no answer",
-                (RejectAnswer::Icmp, Protocol::Tcp) => "ICMP administratively prohibited",
+                (_, Protocol::Udp) => "ICMP port unreachable",
+                (RejectAnswer::Icmp, _) => "ICMP administratively prohibited",
                 (RejectAnswer::Reset, Protocol::Tcp) => "a RST",
-                _ => "ICMP port unreachable",
+                (RejectAnswer::Reset, Protocol::Sctp) => "an ABORT",
             };
             let limit = match decision.reason {
                 Reason::FlowLimit => "The client has as many connections as one flow may have",

@@ -15,6 +15,7 @@ pub fn packet(packet: &Packet) -> String {
         let flags: String = packet
             .tcp_flags
             .iter()
+            .chain(&packet.sctp_chunk)
             .map(|flag| format!(" {flag}"))
             .collect();
         let protocol = packet.protocol.clone().unwrap_or_else(unknown);

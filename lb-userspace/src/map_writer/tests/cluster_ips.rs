@@ -1,6 +1,9 @@
 //! ClusterIPs, and the ranges that programs compare addresses with first.
 
-use lb_common::abi::{SERVICE_RANGES, cluster_ip_flag, service_range_flag};
+use lb_common::{
+    abi::{SERVICE_RANGES, cluster_ip_flag, service_range_flag},
+    parse,
+};
 
 use super::*;
 
@@ -40,26 +43,49 @@ fn an_address_is_there_as_long_as_a_port_of_it() {
         protocol: Protocol::Udp,
         ..tcp.clone()
     };
-    let sctp = Spec {
-        protocol: Protocol::Sctp,
-        ..tcp.clone()
-    };
     let ip = tcp.ip(96, 1);
     bench.round(&[tcp.clone(), udp.clone()], &[]);
     assert_eq!(cluster_ips(&bench), [ip]);
     bench.round(&[], &[tcp.key()]);
     assert_eq!(cluster_ips(&bench), [ip]);
-    // SCTP passes, and is marked as a protocol that the address has.
-    bench.writer.apply(sctp.key(), Some(&sctp.plan())).unwrap();
-    bench.writer.settle();
-    let flags = |bench: &Bench| bench.kernel.state().cluster_ips[&ip].flags;
-    assert_eq!(flags(&bench), cluster_ip_flag::SCTP);
-    bench.writer.apply(sctp.key(), None).unwrap();
-    bench.writer.settle();
-    assert_eq!(flags(&bench), 0);
     bench.round(&[], &[udp.key()]);
     assert_eq!(cluster_ips(&bench), [] as [IpAddr; 0]);
     assert_eq!(ranges(&bench, IpFamily::V4), []);
+}
+
+#[test]
+fn an_address_says_if_a_port_of_it_passes() {
+    let sctp = Spec {
+        protocol: Protocol::Sctp,
+        ..spec(1, [1])
+    };
+    let udp = Spec {
+        protocol: Protocol::Udp,
+        ..sctp.clone()
+    };
+    let ip = sctp.ip(96, 1);
+    for (passes_sctp, flags) in [(true, cluster_ip_flag::SCTP), (false, 0)] {
+        let facts = NodeFacts {
+            passes_sctp,
+            ..NodeFacts::default()
+        };
+        let mut bench = Bench::on_node(ROOMY, facts);
+        bench.writer.apply(udp.key(), Some(&udp.plan())).unwrap();
+        bench.writer.apply(sctp.key(), Some(&sctp.plan())).unwrap();
+        bench.writer.settle();
+        assert_eq!(bench.kernel.state().cluster_ips[&ip].flags, flags);
+        // Its own frontends are there only if it does not pass.
+        let state = bench.kernel.state();
+        let of_sctp = state
+            .frontends
+            .keys()
+            .any(|(_, protocol)| *protocol == parse::SCTP);
+        assert_eq!(of_sctp, !passes_sctp);
+        drop(state);
+        bench.writer.apply(sctp.key(), None).unwrap();
+        bench.writer.settle();
+        assert_eq!(bench.kernel.state().cluster_ips[&ip].flags, 0);
+    }
 }
 
 #[test]

@@ -233,8 +233,11 @@ impl Bench {
     }
 
     fn limited(sizes: Sizes, limits: MapLimits) -> Self {
+        Self::on_node(sizes, NodeFacts { limits, ..facts() })
+    }
+
+    fn on_node(sizes: Sizes, facts: NodeFacts) -> Self {
         let kernel = Kernel::new(sizes);
-        let facts = NodeFacts { limits, ..facts() };
         let writer = MapWriter::new(kernel.maps(), facts).unwrap();
         let mut bench = Self {
             kernel,

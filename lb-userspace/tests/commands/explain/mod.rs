@@ -194,7 +194,7 @@ fn json_follows_source_destination_and_detector() {
         (
             "203.0.113.9",
             "172.30.0.1:80/sctp",
-            passed("other-protocol"),
+            forwarded("shop/web:sig", "ClusterIP", "Cluster", &BOTH, true),
         ),
         (
             "203.0.113.9",
@@ -330,6 +330,19 @@ fn unknown_ports_are_left_alone_if_that_is_said() {
         let packet = ["--from", "203.0.113.9", "--to", to];
         let ignoring = [&packet[..], &["--unknown-service-ports=ignore"]].concat();
         assert_eq!(explain_json(&manifests, &ignoring), passed("not-service"));
+    }
+}
+
+#[test]
+fn sctp_passes_if_that_is_said() {
+    let manifests = Files::numbered(&[NODE, WEB, RANGE]);
+    for (to, expected) in [
+        ("172.30.0.1:80/sctp", passed("other-protocol")),
+        ("198.51.100.7:80/sctp", passed("other-protocol")),
+        ("172.30.0.9:80/sctp", unknown("drop", "no-such-service")),
+    ] {
+        let packet = ["--from", "203.0.113.9", "--to", to, "--sctp=off"];
+        assert_eq!(explain_json(&manifests, &packet), expected, "{to}");
     }
 }
 

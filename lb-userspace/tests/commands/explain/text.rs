@@ -94,8 +94,9 @@ externalTrafficPolicy is Local, and no endpoint on this node is usable, but othe
             "192.168.0.2",
             "172.30.0.1:80/sctp",
             "\
-SCTP from 192.168.0.2 (this node) to 172.30.0.1:80 passes untouched (other-protocol).
-SCTP is not translated, whatever its Services say: the packet is left to the kernel.
+SCTP from 192.168.0.2 (this node) to 172.30.0.1:80 passes untouched (not-service).
+172.30.0.1:80 is the cluster IP of Service shop/web:sig.
+The node's own connections are translated at their sockets, which Linux has no hooks for with SCTP: the packet leaves the node untranslated.
 ",
         ),
         (
