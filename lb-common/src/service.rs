@@ -66,13 +66,12 @@ pub fn decide_for_socket<'a, A: Address, S: Services<A>>(
     services: &'a S,
     tuple: &Tuple<A>,
 ) -> Option<Decision<'a>> {
-    let frontend = Addressed::to(services.frontend(&key(tuple, true)));
-    decide_at(services, tuple, 0, frontend)
+    decide_at(services, tuple, 0, asked_for(services, tuple))
 }
 
 /// [`decide_for`], if there is a frontend.
 #[inline(always)]
-fn decide_at<'a, A: Address, S: Services<A>>(
+pub(crate) fn decide_at<'a, A: Address, S: Services<A>>(
     services: &'a S,
     tuple: &Tuple<A>,
     ifindex: u32,
@@ -133,6 +132,26 @@ pub fn is_left_to_another<A: Address, S: Services<A>>(
 #[inline(never)]
 pub fn addressed<A: Address, S: Services<A>>(services: &S, tuple: &Tuple<A>) -> Addressed {
     Addressed::to(services.frontend(&key(tuple, false)))
+}
+
+/// The frontend that a socket asks for.
+#[inline(always)]
+pub(crate) fn asked_for<A: Address, S: Services<A>>(services: &S, tuple: &Tuple<A>) -> Addressed {
+    Addressed::to(services.frontend(&key(tuple, true)))
+}
+
+/// Whether it may depend on the client's address what becomes of a connection to a frontend, and not only
+/// whether that is replaced.
+#[inline(always)]
+pub(crate) fn tells_clients_apart<A: Address, S: Services<A>>(
+    services: &S,
+    frontend: Addressed,
+) -> bool {
+    let by_plan = services.plan(frontend.service()).is_some_and(|plan| {
+        let has_ranges = plan.source_set != 0 && frontend.kind() == FrontendKind::LoadBalancerIp;
+        has_ranges || plan.affinity_seconds != 0
+    });
+    by_plan || services.config().flags & config_flag::ADMISSION != 0
 }
 
 /// The key of the frontend that a packet is addressed to, or that a socket of the node's own asks for.

@@ -1,4 +1,5 @@
-//! The node's own connections: translated once, at the socket, instead of packet by packet.
+//! Connections that are translated once, at the socket, instead of packet by packet: the node's own, and
+//! those of pods if that is asked for.
 
 use crate::{
     abi::{Endpoint, Plan, config_flag},
@@ -39,6 +40,8 @@ pub enum Call {
 pub trait Caller<A: Address> {
     /// Its cookie.
     fn cookie(&self) -> u64;
+    /// Whether it is the node's own, and not a pod's.
+    fn is_own(&self) -> bool;
     /// Whether it holds the seats of a connection to an endpoint of a service, both by their ids.
     fn holds(&self, service: u32, endpoint: u32) -> bool;
     /// Has it hold the [seats](crate::pipeline::seat_socket) of a connection to an endpoint of the service
@@ -48,6 +51,9 @@ pub trait Caller<A: Address> {
 
 /// Decides where a socket's `connect` or `sendmsg` to a destination goes. The source of the tuple
 /// is the node's address, without a port. A socket that connects holds no seats yet.
+///
+/// A pod's address is not known before there is a packet. So a pod's socket is left alone if its address
+/// matters: its packets are translated where they leave the pod.
 #[inline(always)]
 pub fn destination<A: Address, S: Services<A>>(
     services: &S,
@@ -55,7 +61,12 @@ pub fn destination<A: Address, S: Services<A>>(
     call: Call,
     caller: &impl Caller<A>,
 ) -> Outcome<A> {
-    let Some(decision) = service::decide_for_socket(services, tuple) else {
+    let frontend = service::asked_for(services, tuple);
+    let is_pods = frontend.is_some() && !caller.is_own();
+    if is_pods && service::tells_clients_apart(services, frontend) {
+        return Outcome::Keep(Reason::LaterHook);
+    }
+    let Some(decision) = service::decide_at(services, tuple, 0, frontend) else {
         // Datagrams are refused where they leave: a UDP socket may be connected for no other purpose
         // than to learn which source address a packet there would have (RFC 6724).
         let is_refused = tuple.protocol == TCP

@@ -44,7 +44,8 @@ reasons! {
     UnknownFragment = "unknown-fragment",
     /// An answer that must cross the host's stack before it is translated.
     ReplyToStack = "reply-to-stack",
-    /// Left to a later hook, which can reach the next hop, or have the packet fragmented.
+    /// Left to a later hook, which can reach the next hop, or have the packet fragmented; of a pod's
+    /// socket, which knows the pod's address.
     LaterHook = "later-hook",
     /// The checksum is not complete yet: left to a hook that can tell.
     PartialChecksum = "partial-checksum",

@@ -41,7 +41,7 @@ pub fn outgoing<D: SocketAddress, const TRACES: bool>(ctx: *mut bpf_sock_addr, c
     }
     if call == Call::Connect {
         // Wherever it goes now.
-        give_back(seats(Asking(ctx).socket(), 0));
+        give_back(seats(socket_of(ctx), 0));
     }
     let Some(kernel) = Kernel::<_, true, false>::new(ctx, 0) else {
         return ALLOW;
@@ -55,9 +55,13 @@ pub fn outgoing<D: SocketAddress, const TRACES: bool>(ctx: *mut bpf_sock_addr, c
     }
     match D::read(ctx) {
         Target::V4(address) if is_left_alone(ctx, address, is_own) => ALLOW,
-        Target::V4(address) => redirect::<Ip4, D, TRACES>(&kernel, ctx, address, protocol, call),
+        Target::V4(address) => {
+            redirect::<Ip4, D, TRACES>(&kernel, &Asking { ctx, is_own }, address, protocol, call)
+        }
         Target::V6(address) if is_left_alone(ctx, address, is_own) => ALLOW,
-        Target::V6(address) => redirect::<Ip6, D, TRACES>(&kernel, ctx, address, protocol, call),
+        Target::V6(address) => {
+            redirect::<Ip6, D, TRACES>(&kernel, &Asking { ctx, is_own }, address, protocol, call)
+        }
     }
 }
 
@@ -123,32 +127,39 @@ fn give_back(held: *mut SocketSeats) {
 }
 
 /// The socket of a hook's context.
-struct Asking(*mut bpf_sock_addr);
+#[inline(always)]
+fn socket_of(ctx: *mut bpf_sock_addr) -> *mut bpf_sock {
+    // SAFETY: the program's own context, which has a socket.
+    unsafe { (*ctx).__bindgen_anon_1.sk }
+}
 
-impl Asking {
-    #[inline(always)]
-    fn socket(&self) -> *mut bpf_sock {
-        // SAFETY: the program's own context, which has a socket.
-        unsafe { (*self.0).__bindgen_anon_1.sk }
-    }
+/// Who asks.
+struct Asking {
+    ctx: *mut bpf_sock_addr,
+    is_own: bool,
 }
 
 impl<A: FamilyMaps> Caller<A> for Asking {
     #[inline(always)]
     fn cookie(&self) -> u64 {
-        cookie(self.0)
+        cookie(self.ctx)
+    }
+
+    #[inline(always)]
+    fn is_own(&self) -> bool {
+        self.is_own
     }
 
     #[inline(always)]
     fn holds(&self, service: u32, endpoint: u32) -> bool {
         // SAFETY: null or the socket's own record: see `give_back`.
-        let held = unsafe { seats(self.socket(), 0).as_ref() };
+        let held = unsafe { seats(socket_of(self.ctx), 0).as_ref() };
         held.is_some_and(|held| held.endpoint == endpoint && held.service == service)
     }
 
     #[inline(always)]
     fn take_seats(&self, tuple: &Tuple<A>, endpoint: u32) -> Option<Reason> {
-        let record = seats(self.socket(), BPF_SK_STORAGE_GET_F_CREATE);
+        let record = seats(socket_of(self.ctx), BPF_SK_STORAGE_GET_F_CREATE);
         give_back(record);
         // SAFETY: null or the socket's own record: see `give_back`.
         let Some(held) = (unsafe { record.as_mut() }) else {
@@ -252,11 +263,12 @@ impl SocketAddress for Inet6 {
 #[inline(always)]
 fn redirect<A: FamilyMaps, D: SocketAddress, const TRACES: bool>(
     kernel: &Kernel<*mut bpf_sock_addr, true, false>,
-    ctx: *mut bpf_sock_addr,
+    asking: &Asking,
     address: A,
     protocol: u8,
     call: Call,
 ) -> i32 {
+    let ctx = asking.ctx;
     let tuple = Tuple {
         source: Services::<A>::config(kernel).node(),
         destination: address,
@@ -268,7 +280,7 @@ fn redirect<A: FamilyMaps, D: SocketAddress, const TRACES: bool>(
     if TRACES {
         trace::socket(&tuple);
     }
-    let reason = match socket::destination(kernel, &tuple, call, &Asking(ctx)) {
+    let reason = match socket::destination(kernel, &tuple, call, asking) {
         Outcome::Keep(reason) => {
             if TRACES {
                 trace::socket_end::<A>(Verdict::pass(reason), None);

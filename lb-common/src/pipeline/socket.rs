@@ -88,7 +88,7 @@ pub fn seat_socket<A: Address, T: Tables<A>>(
 /// What a socket asks for. Out of line, as [`service::addressed`] is.
 #[inline(never)]
 fn frontend_of<A: Address, T: Tables<A>>(tables: &T, tuple: &Tuple<A>) -> Addressed {
-    Addressed::to(tables.frontend(&service::key(tuple, true)))
+    service::asked_for(tables, tuple)
 }
 
 /// The flow schema that takes its connection. Out of line: what it takes of the stack is free afterwards.

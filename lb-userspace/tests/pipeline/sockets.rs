@@ -9,7 +9,7 @@ use std::{
 };
 
 use lb_common::{
-    abi::SocketSeats,
+    abi::{SocketSeats, config_flag},
     addr::{Address, Ip4, Ip6},
     parse::{TCP, Tuple, UDP, tcp_flag},
     pipeline::{seat_socket, unseat_socket},
@@ -19,7 +19,8 @@ use lb_common::{
 };
 use lb_datapath::memory::Hook;
 use lb_objects::{Algorithm, IpFamily};
-use node_lb::memory::ProgrammedTables;
+use lb_packet::SCTP;
+use node_lb::{memory::ProgrammedTables, plan::FrontendKind};
 
 use crate::{
     hooks::ingress,
@@ -30,6 +31,8 @@ use crate::{
 pub struct AskingSocket<'a> {
     tables: &'a ProgrammedTables,
     cookie: u64,
+    /// Whether it is a pod's.
+    is_pods: bool,
     held: RefCell<SocketSeats>,
 }
 
@@ -38,7 +41,15 @@ impl<'a> AskingSocket<'a> {
         Self {
             tables,
             cookie,
+            is_pods: false,
             held: RefCell::default(),
+        }
+    }
+
+    fn of_pod(tables: &'a ProgrammedTables) -> Self {
+        Self {
+            is_pods: true,
+            ..Self::new(tables, 1)
         }
     }
 
@@ -106,6 +117,10 @@ where
 {
     fn cookie(&self) -> u64 {
         self.cookie
+    }
+
+    fn is_own(&self) -> bool {
+        !self.is_pods
     }
 
     fn holds(&self, service: u32, endpoint: u32) -> bool {
@@ -222,6 +237,57 @@ fn under_session_affinity_a_node_is_one_client() {
             .map(|(endpoint, _)| endpoint)
             .collect();
         assert_eq!(endpoints.len(), 1, "{scene:?}");
+    }
+}
+
+/// What a pod's address is, its packets say.
+#[test]
+fn a_pods_socket_is_left_alone_where_its_address_matters() {
+    let ranges = || {
+        vec![
+            "10.0.9.9/32".parse().unwrap(),
+            "fd00:10::9:9/128".parse().unwrap(),
+        ]
+    };
+    for scene in Scene::each().filter(|scene| scene.protocol != SCTP) {
+        let sticky = Scene {
+            affinity: Some(Duration::from_secs(10_800)),
+            ..scene.clone()
+        };
+        let ranged = Scene {
+            source_ranges: ranges(),
+            ..scene.clone()
+        };
+        let load_balanced = Scene {
+            frontend: FrontendKind::LoadBalancerIp,
+            ..ranged.clone()
+        };
+        for (scene, has_schemas, is_left) in [
+            (&scene, false, false),
+            (&scene, true, true),
+            (&sticky, false, true),
+            // Only load balancers' addresses have ranges.
+            (&ranged, false, false),
+            (&load_balanced, false, true),
+        ] {
+            let mut tables = scene.tables();
+            if has_schemas {
+                tables.config.flags |= config_flag::ADMISSION;
+            }
+            for call in [Call::Connect, Call::SendMsg] {
+                let of_pod = AskingSocket::of_pod(&tables).ask(scene, call);
+                match is_left {
+                    true => assert_eq!(of_pod, Err(Reason::LaterHook), "{scene:?}"),
+                    false => assert!(of_pod.is_ok(), "{scene:?}: {of_pod:?}"),
+                }
+            }
+            // The node's own are outside of those ranges.
+            let own = AskingSocket::new(&tables, 2).ask(scene, Call::Connect);
+            match scene.frontend {
+                FrontendKind::LoadBalancerIp => assert_eq!(own, Err(Reason::SourceRange)),
+                _ => assert!(own.is_ok(), "{scene:?}: {own:?}"),
+            }
+        }
     }
 }
 

@@ -1,7 +1,8 @@
-//! Limits of connections, for those that are translated at the socket: of the node's own processes, and of
-//! pods with `--socket-lb=all`.
+//! Limits of connections, for those that are translated at the socket. With `--socket-lb=all` that is for pods,
+//! too, if their addresses do not matter.
 
 use std::{
+    collections::BTreeSet,
     fs,
     sync::atomic::{AtomicBool, Ordering::Relaxed},
     thread,
@@ -15,7 +16,9 @@ use lb_tests::{
     traffic::Protocol,
 };
 
-use crate::ground::{Frontend, Ground, Vips};
+use serde_json::json;
+
+use crate::ground::{Frontend, Ground, Vips, servers};
 
 const VIPS: Vips = Vips(1);
 /// The most connections of the Service.
@@ -163,7 +166,7 @@ fn sockets_whose_end_nobody_sees_give_their_places_back() -> Result<()> {
 }
 
 #[test]
-fn sockets_of_pods_keep_to_the_limits_of_levels_and_flows() -> Result<()> {
+fn sockets_keep_to_the_limits_of_levels_and_flows() -> Result<()> {
     let objects = tempfile::tempdir()?;
     fs::write(
         objects.path().join("objects.yaml"),
@@ -190,12 +193,7 @@ spec:
     )?;
     let objects = format!("--admission-objects={}", objects.path().display());
     // Catch-all has half as many shares.
-    let arguments = [
-        "--socket-lb=all",
-        "--admission=enforce",
-        "--max-connections=4",
-        &objects,
-    ];
+    let arguments = ["--admission=enforce", "--max-connections=4", &objects];
     let ground = Ground::with(Topology::default(), &arguments)?;
     let lab = ground.lab();
     for vips in [VIPS, Vips(2)] {
@@ -203,12 +201,12 @@ spec:
         ground.publish(vips, |service| service, endpoints)?;
     }
     ground.settle()?;
-    let pod = &lab.pod("pod-1-1").with_processes();
+    let process = lab.node(1);
     let at = |vips: Vips, family| Request::tcp(vips.cluster(family, 80));
     for family in Family::BOTH {
         let hold = |vips| {
             let request = at(vips, family).held_for(HELD).deadline(DEADLINE);
-            request.start(pod)
+            request.start(process)
         };
         let level = || -> Result<_> {
             let status = ground.status(1)?;
@@ -225,13 +223,17 @@ spec:
         let (in_use, limit, before) = level()?;
         assert_eq!((in_use, limit), (2, 3));
         let refused = Err(FailureKind::Refused);
-        assert_eq!(one_more(at(VIPS, family), pod), refused, "the flow's part");
+        assert_eq!(
+            one_more(at(VIPS, family), process),
+            refused,
+            "the flow's part"
+        );
         let other = hold(Vips(2))?;
         eventually(|| match level() {
             Ok((3, ..)) => Ok(()),
             other => Err(format!("{other:?}")),
         });
-        assert_eq!(one_more(at(Vips(2), family), pod), refused, "no seat");
+        assert_eq!(one_more(at(Vips(2), family), process), refused, "no seat");
         let (_, _, after) = level()?;
         assert_eq!(after.flow_limit, before.flow_limit + 1, "{after:?}");
         assert_eq!(after.refused, before.refused + 1, "{after:?}");
@@ -243,6 +245,61 @@ spec:
             other => Err(format!("{other:?}")),
         });
     }
+    Ok(())
+}
+
+/// To Services that tell clients apart, pods' connections are translated where they leave the pod.
+#[test]
+fn pods_are_told_apart_by_their_own_addresses() -> Result<()> {
+    const TRANSLATED: &str = r#"node_lb_packets_total{hook="socket",reason="socket-translated"}"#;
+    let ground = Ground::with(Topology::default(), &["--socket-lb=all"])?;
+    let lab = ground.lab();
+    let pods = ["pod-1-1", "pod-1-2"].map(|name| lab.pod(name).with_processes());
+    let [first, second] = &pods;
+    let everywhere = ["pod-2-1", "pod-2-2"].map(|name| Endpoint::ready(lab.pod(name)));
+    let (plain, sticky, ranged) = (Vips(1), Vips(2), Vips(3));
+    ground.publish(plain, |service| service, everywhere.clone())?;
+    ground.publish(
+        sticky,
+        |service| service.client_ip_affinity(10_800),
+        everywhere.clone(),
+    )?;
+    let ranges = Family::BOTH.map(|family| match family {
+        Family::V4 => format!("{}/32", first.ip(family)),
+        Family::V6 => format!("{}/128", first.ip(family)),
+    });
+    ground.publish(
+        ranged,
+        |service| service.set("loadBalancerSourceRanges", json!(ranges)),
+        everywhere,
+    )?;
+    ground.settle()?;
+    let node = lab.node(1);
+    for family in Family::BOTH {
+        for kind in KINDS {
+            let case = format!("{family:?} {kind:?}");
+            let at = |vips: Vips, frontend| Request::new(kind, vips.at(frontend, family, node));
+            let before = ground.balanced().metric(1, TRANSLATED)?;
+            at(plain, Frontend::ClusterIp).send(first)?;
+            let translated = ground.balanced().metric(1, TRANSLATED)? - before;
+            assert!(translated > 0.0, "{case}");
+            let allowed = at(ranged, Frontend::LoadBalancerIp);
+            allowed.send(first).with_context(|| case.clone())?;
+            let barred = allowed.deadline(Duration::from_secs(1)).in_vain();
+            assert!(barred.send(second).is_err(), "{case}");
+        }
+    }
+    // Each of many pods draws by itself: 16 agree once in 32,768 tests.
+    let mut all = BTreeSet::new();
+    for number in 0..16 {
+        let pod = lab.add_pod(node, &format!("client-{number}"))?;
+        let pod = pod.with_processes();
+        let request = Request::tcp(sticky.cluster(Family::V4, 80));
+        let drawn = BTreeSet::from_iter(servers(&pod, request, 4));
+        assert_eq!(drawn.len(), 1, "{number}: {drawn:?}");
+        all.extend(drawn);
+    }
+    assert_eq!(all.len(), 2, "{all:?}");
     Ok(())
 }
 
