@@ -25,11 +25,11 @@ pub const TRACE: u32 = 1 << 21;
 pub struct Step<N> {
     /// The part of the network header that varies.
     pub network: N,
-    /// TCP or UDP checksum.
-    pub checksum: u16,
+    /// Four bytes from the beginning of the transport's checksum on. SCTP's takes all of them.
+    pub checksum: u32,
     /// Its offset in the frame.
     pub checksum_offset: u16,
-    pub pad: u32,
+    pub pad: u16,
 }
 
 /// Bytes 22 to 37 of an IPv4 frame: time to live, protocol, checksum, addresses, ports.

@@ -1,6 +1,6 @@
 //! The cases, with their stable names.
 
-use lb_common::parse::{TCP, UDP};
+use lb_common::parse::{SCTP, TCP, UDP};
 
 use super::traffic::Destination;
 
@@ -72,6 +72,10 @@ const UDP4: Service = Service {
     protocol: UDP,
     ..TCP4
 };
+const SCTP4: Service = Service {
+    protocol: SCTP,
+    ..TCP4
+};
 const LOCAL4: Service = Service {
     destination: Destination::Local,
     ..TCP4
@@ -135,6 +139,10 @@ pub const CASES: &[Case] = &[
     to_endpoint("udp4-est-1k", UDP4, K1),
     to_endpoint("udp4-est-64k", UDP4, K64),
     to_endpoint("udp4-est-1m", UDP4, M1),
+    to_endpoint("sctp4-est-1", SCTP4, ONE),
+    to_endpoint("sctp4-est-1k", SCTP4, K1),
+    to_endpoint("sctp4-est-64k", SCTP4, K64),
+    to_endpoint("sctp4-est-1m", SCTP4, M1),
     new("tcp4-new", TCP4, 0, M1),
     new("tcp4-new-1m", TCP4, M1, M1 / 8),
     new("tcp4-local-new", LOCAL4, 0, M1),
@@ -145,6 +153,7 @@ pub const CASES: &[Case] = &[
     new("tcp6-new", TCP6, 0, M1),
     new("tcp6-new-1m", TCP6, M1, M1 / 8),
     new("udp4-new", UDP4, 0, M1),
+    new("sctp4-new", SCTP4, 0, M1),
     flood("tcp4-flood", TCP4),
     flood("tcp6-flood", TCP6),
 ];

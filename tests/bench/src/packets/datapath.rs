@@ -24,7 +24,7 @@ use lb_common::{
     flow::{
         Flow, Record, Seats, Timeouts, party::PartyRule, slots::Slots, steps::Plain, table, tag,
     },
-    parse::{TCP, Tuple, UDP},
+    parse::{SCTP, TCP, Tuple, UDP},
     pipeline::RINGS,
     verdict::{Hook, Reason},
 };
@@ -43,7 +43,7 @@ pub const ENDPOINTS: u32 = 100;
 /// Slots per flow table: a million flows, which are two million records, fill half of them.
 const SLOTS: u32 = 1 << 22;
 /// What agents set by default and packets may cost something for.
-const FLAGS: u32 = config_flag::REFUSE_UNKNOWN;
+const FLAGS: u32 = config_flag::REFUSE_UNKNOWN | config_flag::SCTP;
 /// Half-open flows that a service may have, as set by the agent.
 pub const HALF_OPEN: u32 = 1 << 14;
 /// The initial count of a service's half-open flows if its clients complete their handshakes: so
@@ -406,7 +406,7 @@ fn program_services(ebpf: &mut Ebpf) -> Result<()> {
                     name_hash: 0,
                 },
             );
-            for protocol in [TCP, UDP] {
+            for protocol in [TCP, UDP, SCTP] {
                 match family {
                     0 => add_frontend::<Ip4>(&mut frontends4, destination, protocol, id)?,
                     _ => add_frontend::<Ip6>(&mut frontends6, destination, protocol, id)?,

@@ -168,9 +168,11 @@ impl<A: Family> Trace<A> {
             if index == 0 {
                 self.first.clone_from(&frame);
             }
+            let mut checksum = [0; 4];
+            checksum.copy_from_slice(&frame[checksum_offset..checksum_offset + 4]);
             let step = Step {
                 network: A::network(&frame),
-                checksum: u16::from_ne_bytes([frame[checksum_offset], frame[checksum_offset + 1]]),
+                checksum: u32::from_ne_bytes(checksum),
                 checksum_offset: checksum_offset as u16,
                 pad: 0,
             };

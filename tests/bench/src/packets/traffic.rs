@@ -5,8 +5,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use lb_common::{
     addr::{Address, Ip6},
     checksum::fold,
+    crc32c,
     flow::Ethernet,
-    parse::{ETHERNET, TCP, Tuple, UDP, checksum_offset, tcp_flag},
+    parse::{self, ETHERNET, SCTP, TCP, Tuple, UDP, tcp_flag},
 };
 
 use super::harness;
@@ -29,6 +30,10 @@ pub const TARGET_PORT: u16 = 8080;
 const TTL: u8 = 64;
 /// Bytes of a TCP header without options.
 const TCP_HEADER: usize = 20;
+/// Bytes of an SCTP header with an INIT, or with as much of another chunk.
+const ASSOCIATION: usize = 32;
+/// The tag that both sides of an association ask for.
+const TAG: u32 = 7;
 
 /// The destinations of packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,7 +101,7 @@ impl Destination {
 pub struct Kind {
     /// IP protocol number.
     pub protocol: u8,
-    /// TCP flags; without meaning for UDP.
+    /// TCP flags, or those that say what an SCTP packet does; without meaning for UDP.
     pub flags: u8,
     /// The sequence number and the acknowledgement.
     pub numbers: (u8, u8),
@@ -111,7 +116,7 @@ impl Kind {
             protocol,
             flags: tcp_flag::SYN,
             numbers: (0, 0),
-            length: frame_length::<A>(),
+            length: frame_length::<A>(protocol),
         }
     }
 
@@ -134,9 +139,23 @@ impl Kind {
     }
 }
 
-/// The shortest Ethernet frame without its checksum is 60 bytes; IPv6 with TCP needs more.
-fn frame_length<A: Address>() -> usize {
-    ETHERNET + A::HEADER + if A::HEADER == 20 { 30 } else { 20 }
+/// The shortest Ethernet frame without its checksum is 60 bytes; IPv6 with TCP needs more, and SCTP's INIT.
+fn frame_length<A: Address>(protocol: u8) -> usize {
+    ETHERNET
+        + A::HEADER
+        + match protocol {
+            SCTP => ASSOCIATION,
+            _ if A::HEADER == 20 => 30,
+            _ => 20,
+        }
+}
+
+/// Offset of the checksum in a transport's header.
+pub fn checksum_offset(protocol: u8) -> usize {
+    match protocol {
+        SCTP => 8,
+        _ => parse::checksum_offset(protocol),
+    }
 }
 
 /// The client's packets of a flow, by the flow's number.
@@ -265,8 +284,11 @@ fn frame<A: Address>(ethernet: Ethernet, ttl: u8, tuple: &Tuple<A>, kind: Kind) 
         transport[12] = 0x50; // five words of header
         transport[13] = kind.flags;
         transport[14] = 0x40; // window
+    } else if kind.protocol == SCTP {
+        associate(transport, kind.flags);
+        return bytes;
     } else {
-        assert_eq!(kind.protocol, UDP, "only TCP and UDP are measured");
+        assert_eq!(kind.protocol, UDP, "no other protocol is measured");
         transport[4..6].copy_from_slice(&payload.to_be_bytes());
     }
     let checksum = match !fold(pseudo + sum(transport)) {
@@ -277,6 +299,23 @@ fn frame<A: Address>(ethernet: Ethernet, ttl: u8, tuple: &Tuple<A>, kind: Kind) 
     let at = checksum_offset(kind.protocol);
     transport[at..at + 2].copy_from_slice(&checksum.to_ne_bytes());
     bytes
+}
+
+/// Makes an SCTP packet of one that has its ports only, with one chunk (RFC 9260, section 3).
+fn associate(transport: &mut [u8], flags: u8) {
+    let (tag, chunk, asked) = match flags {
+        tcp_flag::SYN => (0, 1, TAG),
+        flags if flags & tcp_flag::SYN != 0 => (TAG, 2, TAG),
+        _ => (TAG, 0, 1),
+    };
+    transport[4..8].copy_from_slice(&tag.to_be_bytes());
+    transport[12] = chunk;
+    transport[15] = 20; // its length
+    transport[16..20].copy_from_slice(&asked.to_be_bytes());
+    let (words, _) = transport.as_chunks::<4>();
+    let words = words.iter().map(|word| u32::from_ne_bytes(*word));
+    let checksum = !words.fold(u32::MAX, crc32c::add);
+    transport[8..12].copy_from_slice(&checksum.to_le_bytes());
 }
 
 /// Sum of 16-bit words as they lie in memory.
