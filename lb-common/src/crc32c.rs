@@ -15,10 +15,12 @@ const ONE: u32 = 1 << 31;
 /// x^8.
 const BYTE: u32 = ONE >> 8;
 
-/// x^8n at place n, for lengths below 256 bytes.
-static BYTES: [u32; 256] = powers(BYTE);
-/// x^2048n at place n, for multiples of 256 bytes.
-static BLOCKS: [u32; 256] = powers(product(powers(BYTE)[255], BYTE));
+/// Packets shorter than that, which most are, cost one product.
+const BLOCK: usize = 2048;
+/// x^8n at place n, for lengths below [`BLOCK`].
+static BYTES: [u32; BLOCK] = powers(BYTE);
+/// The same for multiples of [`BLOCK`].
+static BLOCKS: [u32; (1 << 16) / BLOCK] = powers(product(powers::<BLOCK>(BYTE)[BLOCK - 1], BYTE));
 
 /// The product of two polynomials. Without branches, which the verifier would follow in every round.
 #[inline(always)]
@@ -41,10 +43,10 @@ const fn step(product: u32, a: u32, b: u32) -> (u32, u32, u32) {
 }
 
 /// The powers of a polynomial, from x^0 on.
-const fn powers(of: u32) -> [u32; 256] {
-    let mut powers = [ONE; 256];
+const fn powers<const COUNT: usize>(of: u32) -> [u32; COUNT] {
+    let mut powers = [ONE; COUNT];
     let mut place = 1;
-    while place < 256 {
+    while place < COUNT {
         powers[place] = product(powers[place - 1], of);
         place += 1;
     }
@@ -66,9 +68,12 @@ const fn product(mut a: u32, mut b: u32) -> u32 {
 /// All words in memory order.
 #[inline(never)]
 pub fn changed(checksum: u32, old: u32, new: u32, length: u32) -> u32 {
-    let difference = u32::from_le(old ^ new);
-    let within = times(BYTES[(length & 0xff) as usize], difference);
-    let change = times(BLOCKS[(length >> 8 & 0xff) as usize], within);
+    let length = length as usize;
+    let mut change = times(BYTES[length % BLOCK], u32::from_le(old ^ new));
+    let blocks = length / BLOCK % BLOCKS.len();
+    if blocks != 0 {
+        change = times(BLOCKS[blocks], change);
+    }
     checksum ^ change.to_le()
 }
 
