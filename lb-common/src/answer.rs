@@ -175,12 +175,9 @@ fn abort<A: Address, F: Frame>(
     store_link::<A, F>(packet, back)?;
     store_network::<A, F>(packet, SCTP, ABORT as u16, source, to_address)?;
     let at = F::LINK_HEADER + A::HEADER;
-    packet.store(at, [ports, tag, 0, chunk.to_be()])?;
-    let mut register = u32::MAX;
-    for word in rolled(ABORT / 4) {
-        register = crc32c::add(register, packet.load(at + word * 4)?);
-    }
-    packet.store(at + 8, (!register).to_le())
+    let chunk = chunk.to_be();
+    let checksum = crc32c::of([ports, tag, 0, chunk]);
+    packet.store(at, [ports, tag, checksum, chunk])
 }
 
 /// Turns a frame into an ICMP error.

@@ -299,10 +299,14 @@ fn chunks(packet: Packet, mut at: usize, segment: &mut Segment) {
     }
 }
 
-/// Offset of the checksum in a TCP or UDP header.
+/// Offset of the checksum in a TCP, UDP or SCTP header.
 #[inline(always)]
 pub fn checksum_offset(protocol: u8) -> usize {
-    if protocol == TCP { 16 } else { 6 }
+    match protocol {
+        TCP => 16,
+        SCTP => 8,
+        _ => 6,
+    }
 }
 
 /// Whether an ICMP or ICMPv6 type reports an error and therefore quotes a packet.

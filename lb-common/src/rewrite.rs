@@ -98,8 +98,8 @@ fn replace<A: Address, F: Frame>(
     whole: bool,
 ) -> Option<()> {
     let addresses = addresses(from.source, from.destination, to.source, to.destination);
-    let covers_addresses = whole && network.protocol != SCTP;
-    if covers_addresses {
+    let is_sctp = network.protocol == SCTP;
+    if whole && !is_sctp {
         frame.change_checksum::<A>(
             network.payload + checksum_offset(network.protocol),
             addresses,
@@ -110,7 +110,7 @@ fn replace<A: Address, F: Frame>(
     } else if A::FAMILY == Family::V6 {
         frame.change_sum(addresses);
     }
-    if whole && !covers_addresses {
+    if whole && is_sctp {
         let (source, destination) = to.ports;
         let ports = u32::from(source) << 16 | u32::from(destination);
         change_ports(frame, network, ports)?;
@@ -123,9 +123,6 @@ fn replace<A: Address, F: Frame>(
         to.destination,
     )
 }
-
-/// Offset of the checksum in an SCTP header.
-const SCTP_CHECKSUM: usize = 8;
 
 /// Gives an SCTP packet other ports, `(source << 16 | destination)`, and its checksum for them.
 ///
@@ -143,13 +140,14 @@ fn change_ports<F: Frame>(frame: &mut F, network: &Network, ports: u32) -> Optio
     if network.fragment != Fragment::Whole {
         return None;
     }
-    let checksum = packet.load::<u32>(at + SCTP_CHECKSUM)?;
+    let at_checksum = at + checksum_offset(SCTP);
+    let checksum = packet.load::<u32>(at_checksum)?;
     packet.store(at, ports)?;
     let mut change = Difference::between(old.into(), ports.into(), 1);
     if checksum != 0 {
         let length = network.length.wrapping_sub((at - network.offset) as u32);
         let new = crc32c::changed(checksum, old, ports, length);
-        packet.store(at + SCTP_CHECKSUM, new)?;
+        packet.store(at_checksum, new)?;
         change = change.and(Difference::between(checksum.into(), new.into(), 1));
     }
     frame.change_sum(change);
@@ -257,7 +255,7 @@ pub fn decrement_ttl<A: Address, F: Frame>(frame: &mut F, network: &Network) -> 
 #[inline(always)]
 pub fn looks_partial<A: Address, F: Frame>(frame: &F, network: &Network, tuple: &Tuple<A>) -> bool {
     if network.protocol == SCTP {
-        let checksum = frame.packet().load(network.payload + SCTP_CHECKSUM);
+        let checksum = frame.packet().load(network.payload + checksum_offset(SCTP));
         return checksum == Some(0_u32);
     }
     is_pseudo_sum(frame, network, tuple)

@@ -132,13 +132,11 @@ fn complete(segment: &mut [u8]) -> Option<()> {
 
 /// Computes the checksum of an SCTP packet that was left to a device.
 fn complete_sctp(packet: &mut [u8]) -> Option<()> {
-    const CHECKSUM: usize = 8;
     // Chunks are padded to words (RFC 9260, 3.2).
     let words = packet.chunks_exact(4);
     let words = words.map(|word| u32::from_ne_bytes([word[0], word[1], word[2], word[3]]));
-    let checksum = (!words.fold(u32::MAX, crc32c::add)).to_le_bytes();
-    packet
-        .get_mut(CHECKSUM..CHECKSUM + 4)?
-        .copy_from_slice(&checksum);
+    let checksum = crc32c::of(words).to_ne_bytes();
+    let at = parse::checksum_offset(SCTP);
+    packet.get_mut(at..at + 4)?.copy_from_slice(&checksum);
     Some(())
 }

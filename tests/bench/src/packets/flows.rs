@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, ensure};
 use lb_common::{
     flow::Flow,
-    parse::{ETHERNET, Tuple},
+    parse::{ETHERNET, Tuple, checksum_offset},
     pipeline::WITHOUT_RING,
     verdict::Reason,
 };
@@ -245,7 +245,7 @@ impl<A: Family> Flows<A> {
 
 /// Offset of the checksum in a frame.
 fn checksum_at<A: Family>(kind: Kind) -> usize {
-    ETHERNET + A::HEADER + traffic::checksum_offset(kind.protocol)
+    ETHERNET + A::HEADER + checksum_offset(kind.protocol)
 }
 
 /// The tuple of a flow's packets after translation.

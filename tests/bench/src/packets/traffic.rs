@@ -7,7 +7,7 @@ use lb_common::{
     checksum::fold,
     crc32c,
     flow::Ethernet,
-    parse::{self, ETHERNET, SCTP, TCP, Tuple, UDP, tcp_flag},
+    parse::{ETHERNET, SCTP, TCP, Tuple, UDP, checksum_offset, tcp_flag},
 };
 
 use super::harness;
@@ -148,14 +148,6 @@ fn frame_length<A: Address>(protocol: u8) -> usize {
             _ if A::HEADER == 20 => 30,
             _ => 20,
         }
-}
-
-/// Offset of the checksum in a transport's header.
-pub fn checksum_offset(protocol: u8) -> usize {
-    match protocol {
-        SCTP => 8,
-        _ => parse::checksum_offset(protocol),
-    }
 }
 
 /// The client's packets of a flow, by the flow's number.
@@ -314,8 +306,8 @@ fn associate(transport: &mut [u8], flags: u8) {
     transport[16..20].copy_from_slice(&asked.to_be_bytes());
     let (words, _) = transport.as_chunks::<4>();
     let words = words.iter().map(|word| u32::from_ne_bytes(*word));
-    let checksum = !words.fold(u32::MAX, crc32c::add);
-    transport[8..12].copy_from_slice(&checksum.to_le_bytes());
+    let (at, checksum) = (checksum_offset(SCTP), crc32c::of(words));
+    transport[at..at + 4].copy_from_slice(&checksum.to_ne_bytes());
 }
 
 /// Sum of 16-bit words as they lie in memory.
