@@ -51,7 +51,7 @@ impl Deadline {
 /// Whether it is the endpoint's turn to send something, and not the client's. In between, both may
 /// acknowledge what they have, and ask whether the other one is still there.
 pub fn awaits_endpoint<A: Address>(forward: &Flow<A>, reply: &Flow<A>) -> bool {
-    match forward.has(flow_flag::UDP | flow_flag::SCTP) {
+    match forward.has(flow_flag::PROTOCOL) {
         true => {
             !reply.has(flow_flag::SEEN)
                 || forward.last_seen.wrapping_sub(reply.last_seen) as i32 > 0

@@ -101,6 +101,8 @@ pub mod flow_flag {
     pub const LATE: u32 = 1 << 13;
     /// SCTP. Does not change.
     pub const SCTP: u32 = 1 << 14;
+    /// Which protocol it is: TCP if it has none of these.
+    pub const PROTOCOL: u32 = UDP | SCTP;
     /// Of both directions of a flow that has run into a [deadline](super::deadline): whoever sends is
     /// reset.
     pub const EXPIRED: u32 = GONE | WITHHELD;
@@ -284,7 +286,7 @@ impl<A: Address> Flow<A> {
     /// IP protocol number.
     #[inline(always)]
     pub fn protocol(&self) -> u8 {
-        match self.flags & (flow_flag::UDP | flow_flag::SCTP) {
+        match self.flags & flow_flag::PROTOCOL {
             0 => TCP,
             flow_flag::SCTP => SCTP,
             _ => UDP,

@@ -1,12 +1,12 @@
 //! What a packet shows of its SCTP association (RFC 9260): something only if it bears the tag that its
 //! receiver has asked for in the handshake. A blind attacker does not know the tag.
 
-use super::track::{complete, is_unanswered, note_refusal, outlasted};
+use super::track::{complete, has, is_unanswered, note_fit, note_refusal, note_reset, outlasted};
 use crate::{
     addr::Address,
     flow::{
         Flow, Record, flow_flag,
-        record::{clear, flags, in_order, read_tag, set},
+        record::{clear, in_order, read_tag, set},
         tag, tcp,
     },
     parse::{Segment, tcp_flag},
@@ -29,11 +29,10 @@ pub(super) fn watch<A: Address, T: Tables<A>>(
     peer: Record<A>,
     work: &Work<A>,
 ) {
-    use flow_flag::{EXPIRED, FIN, FIN_ACKED, GONE, MISFIT, PICKED_UP, REPLY, RST, SEEN, WATCH};
+    use flow_flag::{FIN, FIN_ACKED, GONE, MISFIT, PICKED_UP, REPLY, RST, SEEN, WATCH};
     let (forward, reply) = in_order(record, peer);
     let segment = &work.segment;
     let half = tag::state(read_tag(forward)) == tag::HALF;
-    let has = |record, flag| flags(record) & flag != 0;
     if segment.flags & tcp_flag::SYN != 0 {
         if half && !has(record, PICKED_UP) {
             shake_hands(tables, record, peer, segment);
@@ -44,12 +43,7 @@ pub(super) fn watch<A: Address, T: Tables<A>>(
     // Before the endpoint has asked for a tag, the client knows none.
     let knows = !half || has(record, PICKED_UP);
     if is_expected(record, peer, segment, knows && !is_last) {
-        if has(record, MISFIT) {
-            clear(record, MISFIT);
-        }
-        if has(peer, MISFIT) {
-            clear(peer, MISFIT);
-        }
+        note_fit(record, peer);
     } else if is_last || !knows || !outlasted(record, peer, tables.now()) || !has(peer, MISFIT) {
         return;
     } else {
@@ -66,16 +60,10 @@ pub(super) fn watch<A: Address, T: Tables<A>>(
     if is_last {
         // SAFETY: records stay valid until every program that can see them ends.
         let flow = unsafe { record.as_ref() };
-        if flow.has(REPLY) && is_unanswered(flow, peer) {
-            note_refusal(tables, record, peer);
-            return;
+        match flow.has(REPLY) && is_unanswered(flow, peer) {
+            true => note_refusal(tables, record, peer),
+            false => note_reset(record, peer),
         }
-        set(record, RST);
-        if has(record, GONE) {
-            clear(record, EXPIRED);
-        }
-        // A side that goes on sending did not accept it.
-        set(peer, WATCH);
         return;
     }
     learn(record, peer, segment);

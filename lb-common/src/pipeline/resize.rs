@@ -105,7 +105,7 @@ fn merge<A: Address, T: Tables<A>>(
             acknowledged: there.acknowledged,
             ..Segment::default()
         };
-        let is_tcp = !there.has(flow_flag::UDP | flow_flag::SCTP);
+        let is_tcp = !there.has(flow_flag::PROTOCOL);
         if tag::state(read_tag(record)) == tag::LIVE || is_tcp && proves(there, back, &shown) {
             prove(tables, forward, reply);
         }

@@ -18,7 +18,7 @@ use crate::{
 /// Notes what a packet shows. Writes only what changes.
 #[inline(always)]
 pub(super) fn track<A: Address, T: Tables<A>>(tables: &T, record: Record<A>, work: &Work<A>) {
-    use flow_flag::{MISFIT, NUMBERED, OLD_HOP, SCTP, SEEN, UDP, WATCH};
+    use flow_flag::{MISFIT, NUMBERED, OLD_HOP, PROTOCOL, SEEN, UDP, WATCH};
     // SAFETY: records stay valid; these fields may be written by several CPUs at once and any of
     // the values will do.
     let flow = unsafe { &mut *record.as_ptr() };
@@ -28,7 +28,7 @@ pub(super) fn track<A: Address, T: Tables<A>>(tables: &T, record: Record<A>, wor
     }
     let segment = &work.segment;
     let settled = flow.flags & (SEEN | WATCH | MISFIT | NUMBERED | OLD_HOP) == SEEN | NUMBERED;
-    if settled && flow.flags & (UDP | SCTP) != 0 {
+    if settled && flow.has(PROTOCOL) {
         if flow.has(UDP) || association::continues(flow, segment) {
             return;
         }
@@ -87,7 +87,7 @@ fn watch<A: Address, T: Tables<A>>(tables: &T, record: Record<A>, work: &Work<A>
         set(record, flow_flag::SEEN);
     }
     // SAFETY: records stay valid until every program that can see them ends.
-    match unsafe { record.as_ref() }.flags & (flow_flag::UDP | flow_flag::SCTP) {
+    match unsafe { record.as_ref() }.flags & flow_flag::PROTOCOL {
         0 if refuses(record, peer, &work.segment) => note_refusal(tables, record, peer),
         0 => watch_tcp(tables, record, peer, work),
         flow_flag::SCTP => association::watch(tables, record, peer, work),
@@ -191,7 +191,7 @@ fn watch_tcp<A: Address, T: Tables<A>>(
     peer: Record<A>,
     work: &Work<A>,
 ) {
-    use flow_flag::{EXPIRED, FIN, FIN_ACKED, GONE, MISFIT, PICKED_UP, RST, SEEN, WATCH};
+    use flow_flag::{FIN, FIN_ACKED, GONE, PICKED_UP, RST, SEEN, WATCH};
     // SAFETY: records stay valid; numbers may be written by several CPUs at once and any of the
     // values will do. Flags change under these references, by the functions of `record` only: see
     // `has`.
@@ -201,13 +201,7 @@ fn watch_tcp<A: Address, T: Tables<A>>(
     let half = tag::state(read_tag(forward)) == tag::HALF;
     if segment.flags & tcp_flag::RST != 0 {
         if may_reset(flow, other, segment) {
-            set(record, RST);
-            if has(record, GONE) {
-                // It goes on: an endpoint that has left its service may still be there.
-                clear(record, EXPIRED);
-            }
-            // A side that goes on sending did not accept it.
-            set(peer, WATCH);
+            note_reset(record, peer);
         }
         return;
     }
@@ -218,13 +212,7 @@ fn watch_tcp<A: Address, T: Tables<A>>(
         return;
     }
     if fits(flow, other, segment, half) {
-        if has(record, MISFIT) {
-            clear(record, MISFIT);
-        }
-        if has(peer, MISFIT) {
-            // Its receiver goes on as before: it was not the sender's.
-            clear(peer, MISFIT);
-        }
+        note_fit(record, peer);
     } else if !outlasted(record, peer, tables.now()) {
         return;
     }
@@ -264,6 +252,32 @@ fn watch_tcp<A: Address, T: Tables<A>>(
     if !has(peer, FIN) || has(peer, FIN_ACKED) {
         clear(record, WATCH);
     }
+}
+
+/// Notes that what a direction's sender has sent goes on from what was seen before.
+#[inline(always)]
+pub(super) fn note_fit<A: Address>(record: Record<A>, peer: Record<A>) {
+    use flow_flag::MISFIT;
+    if has(record, MISFIT) {
+        clear(record, MISFIT);
+    }
+    if has(peer, MISFIT) {
+        // Its receiver goes on as before: it was not the sender's.
+        clear(peer, MISFIT);
+    }
+}
+
+/// Notes that a direction's sender has reset the connection.
+#[inline(always)]
+pub(super) fn note_reset<A: Address>(record: Record<A>, peer: Record<A>) {
+    use flow_flag::{EXPIRED, GONE, RST, WATCH};
+    set(record, RST);
+    if has(record, GONE) {
+        // It goes on: an endpoint that has left its service may still be there.
+        clear(record, EXPIRED);
+    }
+    // A side that goes on sending did not accept it.
+    set(peer, WATCH);
 }
 
 /// Whether a segment may really come from its sender. In a handshake, the client's first
@@ -403,6 +417,6 @@ pub(super) fn prove<A: Address, T: Tables<A>>(tables: &T, forward: Record<A>, re
 }
 
 #[inline(always)]
-fn has<A: Address>(record: Record<A>, flag: u32) -> bool {
+pub(super) fn has<A: Address>(record: Record<A>, flag: u32) -> bool {
     flags(record) & flag != 0
 }

@@ -169,7 +169,7 @@ impl Clock {
     /// Notes what has happened since the pass before.
     fn follow<A: Address>(&mut self, connection: &Connection<A>) {
         let seen = connection.last_seen();
-        let mut has_moved = connection.forward.has(flow_flag::UDP | flow_flag::SCTP);
+        let mut has_moved = connection.forward.has(flow_flag::PROTOCOL);
         for (known, next) in self.next.iter_mut().zip(Self::next(connection)) {
             if after(next, *known) {
                 *known = next;
