@@ -81,6 +81,11 @@ impl ClusterIps {
         Ok(found)
     }
 
+    /// Whether packets to a service port pass untouched, so that there is nothing to look up for it.
+    pub fn passes(&self, key: &Key) -> bool {
+        self.passes_sctp && key.name.protocol == Protocol::Sctp
+    }
+
     /// A service port has its plan's ClusterIP from now on, or none; the maps have it after
     /// [`Self::flush`].
     pub fn claim(&mut self, key: &Key, plan: &Plan) {
@@ -90,10 +95,11 @@ impl ClusterIps {
         }
         self.give_up(key);
         if let Some(ip) = wanted {
+            let passes = self.passes(key);
             self.claims.insert(key.clone(), ip);
             let ports = self.known.entry(ip).or_default();
             ports.all += 1;
-            ports.sctp += usize::from(self.passes_sctp && is_sctp(key));
+            ports.sctp += usize::from(passes);
             self.changed.insert(ip);
         }
     }
@@ -103,10 +109,11 @@ impl ClusterIps {
         let Some(ip) = self.claims.remove(key) else {
             return;
         };
+        let passes = self.passes(key);
         self.changed.insert(ip);
         if let Some(ports) = self.known.get_mut(&ip) {
             ports.all -= 1;
-            ports.sctp -= usize::from(self.passes_sctp && is_sctp(key));
+            ports.sctp -= usize::from(passes);
             if ports.all == 0 {
                 self.known.remove(&ip);
             }
@@ -309,10 +316,6 @@ impl ClusterIps {
         ranges.resize(SERVICE_RANGES as usize, ServiceRange::default());
         ranges
     }
-}
-
-fn is_sctp(key: &Key) -> bool {
-    key.name.protocol == Protocol::Sctp
 }
 
 fn of_family(ranges: &[ServiceRange], family: IpFamily) -> &[ServiceRange] {

@@ -39,7 +39,7 @@ use ipnet::IpNet;
 use lb_admission::{classify::Identities, configuration::InForce, limits::Limits};
 use lb_common::abi;
 use lb_datapath::maps::{Maps, WriteError};
-use lb_objects::{IpFamily, Node, Protocol};
+use lb_objects::{IpFamily, Node};
 use siphasher::sip::SipHasher13;
 
 use self::{
@@ -269,8 +269,7 @@ impl MapWriter {
     /// again when there is room.
     pub fn apply(&mut self, key: Key, plan: Option<&Plan>) -> Result<(), NotProgrammed> {
         let waited = self.waiting.remove(&key).map(|(_, error)| error);
-        // Where SCTP passes untouched, there is nothing to look up for it.
-        let passes = self.facts.passes_sctp && key.name.protocol == Protocol::Sctp;
+        let passes = self.cluster_ips.passes(&key);
         let outcome = match plan.filter(|_| !passes) {
             Some(plan) => self.write(&key, plan),
             None => {
