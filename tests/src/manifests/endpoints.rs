@@ -29,23 +29,23 @@ impl<'a> EndpointSlices<'a> {
     }
 
     /// Adds a TCP port, under the name it has in the Service.
-    pub fn tcp(mut self, name: &str, port: u16) -> Self {
-        self.ports
-            .push(json!({ "name": name, "protocol": "TCP", "port": port }));
-        self
+    pub fn tcp(self, name: &str, port: u16) -> Self {
+        self.port(name, "TCP", port)
     }
 
     /// Adds a UDP port, under the name it has in the Service.
-    pub fn udp(mut self, name: &str, port: u16) -> Self {
-        self.ports
-            .push(json!({ "name": name, "protocol": "UDP", "port": port }));
-        self
+    pub fn udp(self, name: &str, port: u16) -> Self {
+        self.port(name, "UDP", port)
     }
 
     /// Adds an SCTP port, under the name it has in the Service.
-    pub fn sctp(mut self, name: &str, port: u16) -> Self {
+    pub fn sctp(self, name: &str, port: u16) -> Self {
+        self.port(name, "SCTP", port)
+    }
+
+    fn port(mut self, name: &str, protocol: &str, port: u16) -> Self {
         self.ports
-            .push(json!({ "name": name, "protocol": "SCTP", "port": port }));
+            .push(json!({ "name": name, "protocol": protocol, "port": port }));
         self
     }
 
