@@ -40,7 +40,8 @@ reasons! {
     /// A TCP segment of no flow, while its Service has more half-open flows than one that is not
     /// attacked: it opens none.
     StraySegment = "stray-segment",
-    /// A later fragment of a packet, where the first fragment belonged to no flow.
+    /// A later fragment of a packet, where the first fragment belonged to no flow. It is dropped where it
+    /// leaves the node for an address that only Services have.
     UnknownFragment = "unknown-fragment",
     /// An answer that must cross the host's stack before it is translated.
     ReplyToStack = "reply-to-stack",

@@ -166,7 +166,11 @@ pub fn egress<A: Address, T: Tables<A>, F: Frame>(
         Kind::Icmp | Kind::Other => return Verdict::pass(Reason::OtherProtocol),
         Kind::LaterFragment => {
             let Some(record) = fragment_flow(tables, work, &network) else {
-                return Verdict::pass(Reason::UnknownFragment);
+                // Nobody takes it: its first fragment has been refused, or has yet to come.
+                return match is_unknown(tables, work) && frame.may_be_kept_back() {
+                    true => Verdict::drop(Reason::UnknownFragment),
+                    false => Verdict::pass(Reason::UnknownFragment),
+                };
             };
             note::flow(tables, work, record, Known::Found);
             return leave(frame, &network, record, Reason::FollowedFragment);

@@ -10,7 +10,7 @@ use lb_common::{
 };
 use lb_objects::IpFamily;
 use lb_packet::{
-    Header, TCP, UDP, icmp, icmp_number, tcp,
+    Fragment, Header, TCP, UDP, icmp, icmp_number, tcp,
     tcp_flag::{ACK, FIN, RST, SYN},
     udp,
 };
@@ -130,6 +130,39 @@ fn what_has_no_ports_is_refused_where_it_leaves() {
             let sent = frame(number, &message(*kind));
             assert_eq!(egress(&tables, &sent).action, Action::Pass, "type {kind}");
         }
+    }
+}
+
+#[test]
+fn later_fragments_that_nobody_takes_do_not_leave() {
+    for family in [IpFamily::V4, IpFamily::V6] {
+        let scene = Scene::new(family, UDP);
+        let mut tables = tables(&scene);
+        let bits = cidr_bits(&scene);
+        tables.set_service_cidrs(&[network(&scene, bits)]);
+        tables.program(&[scene.plan()]);
+        let seen_by = |hook: fn(&ProgrammedTables, &[u8]) -> Outcome, to: IpAddr| {
+            let header = Header {
+                fragment: Some(Fragment {
+                    id: 5,
+                    offset: 4,
+                    more: false,
+                }),
+                ..Header::new(scene.client(4000).ip(), to)
+            };
+            let sent = header.frame(UDP, &[0; 16]);
+            let outcome = hook(&tables, &sent);
+            assert_eq!(outcome.frame, sent);
+            (outcome.action, outcome.reason)
+        };
+        let passed = (Action::Pass, Reason::UnknownFragment);
+        for to in [scene.target().ip(), unused(&scene, bits).ip()] {
+            // Rules of the node's own may put the packet together, and send it elsewhere.
+            assert_eq!(seen_by(ingress, to), passed);
+            let dropped = (Action::Drop, Reason::UnknownFragment);
+            assert_eq!(seen_by(egress, to), dropped);
+        }
+        assert_eq!(seen_by(egress, scene.endpoint(0).ip()), passed);
     }
 }
 
