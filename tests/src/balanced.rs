@@ -407,10 +407,10 @@ fn flags(node: &Node, source: &AgentSource, arguments: &[&str]) -> Vec<String> {
     let cgroup = node.cgroup_root.display().to_string();
     let pins = node.pin_root.display().to_string();
     let socket = socket(node).display().to_string();
+    let named = arguments.iter().any(|one| one.starts_with("--node="));
+    let name = format!("--node={}", node.name());
     let own = [
         &source,
-        "--node",
-        node.name(),
         "--cgroup-path",
         &cgroup,
         "--bpf-root",
@@ -421,7 +421,10 @@ fn flags(node: &Node, source: &AgentSource, arguments: &[&str]) -> Vec<String> {
         CLUSTER_CIDR,
     ];
     let flags = own.iter().chain(small_tables(arguments)).chain(arguments);
-    flags.map(ToString::to_string).collect()
+    let name = (!named).then_some(name);
+    name.into_iter()
+        .chain(flags.map(ToString::to_string))
+        .collect()
 }
 
 /// Where an agent with these arguments answers probes of its own node.

@@ -27,7 +27,7 @@
 //! | [`agent`], [`another_build`], [`balanced`] | the program under test, another build of it, a lab with it on all nodes |
 //! | [`control_plane`] | a real Kubernetes control plane in a lab |
 //! | [`prometheus`] | a Prometheus that scrapes a lab's agents |
-//! | [`attack`] | what an attacker sends |
+//! | [`packet_socket`], [`attack`] | frames of any content; what an attacker sends |
 //! | [`faults`] | what goes wrong for operators, staged |
 //! | [`programs`], [`pin_root`] | the eBPF programs without an agent, and where they are pinned |
 //! | [`map_contents`] | what the maps say about Services, read without the map writer |
@@ -52,6 +52,7 @@ pub mod control_plane;
 pub mod prometheus;
 
 pub mod attack;
+pub mod packet_socket;
 
 pub mod faults;
 
@@ -71,6 +72,7 @@ pub use lab::{Family, Host, Lab, Limit, Limited, Node, Pod, PodNetwork, Topology
 pub use manifests::{Endpoint, EndpointSlices, Manifests, Service};
 pub use map_contents::MapContents;
 pub use namespace::Namespace;
+pub use packet_socket::PacketSocket;
 pub use patience::{LOADED, PATIENCE, SILENCE, eventually, patient};
 pub use pin_root::PinRoot;
 pub use prometheus::Prometheus;

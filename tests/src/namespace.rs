@@ -75,6 +75,11 @@ impl Namespace {
         })
     }
 
+    /// The thread that is in it, by which `ip` finds it.
+    pub fn thread(&self) -> Pid {
+        self.tid
+    }
+
     /// Interface index of a device in there.
     ///
     /// # Panics

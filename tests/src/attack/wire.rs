@@ -1,24 +1,20 @@
 //! A host's device, from which frames of any content are sent.
 
-use std::ffi::CString;
 use std::io::{self, IoSlice};
-use std::mem::{size_of, zeroed};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd};
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 use lb_packet::{Mac, Packet};
 use nix::errno::Errno;
-use nix::net::if_::if_nametoindex;
-use nix::sys::socket::{
-    AddressFamily, MsgFlags, MultiHeaders, SockFlag, SockType, SockaddrIn, sendmmsg, socket,
-};
+use nix::sys::socket::{MsgFlags, MultiHeaders, SockaddrIn, sendmmsg};
 use serde_json::Value;
 
 use crate::lab::host::output_of;
+use crate::packet_socket::PacketSocket;
 use crate::patience::patient;
 
 use super::Forged;
@@ -26,7 +22,7 @@ use super::Forged;
 /// A packet socket on the device by which a target is reached.
 #[derive(Debug)]
 pub struct Wire {
-    socket: OwnedFd,
+    socket: PacketSocket,
     next_hop: Mac,
     own: Mac,
 }
@@ -46,7 +42,7 @@ impl Wire {
         let next_hop = resolve(target, &neighbour, device)
             .with_context(|| format!("nobody is {neighbour} on {device}"))?;
         Ok(Self {
-            socket: open(device).with_context(|| format!("cannot send frames from {device}"))?,
+            socket: PacketSocket::for_sending(device)?,
             next_hop,
             own,
         })
@@ -59,11 +55,7 @@ impl Wire {
 
     /// Sends a frame.
     pub fn send(&self, frame: &Forged) -> Result<()> {
-        let sent =
-            nix::sys::socket::send(self.socket.as_raw_fd(), frame.bytes(), MsgFlags::empty());
-        let size = sent.context("cannot send a frame")?;
-        ensure!(size == frame.bytes().len(), "a frame was sent in part");
-        Ok(())
+        self.socket.send(frame.bytes())
     }
 
     /// Sends up to [`Wire::BATCH`] frames, as many as the device takes. Returns how many that were.
@@ -71,7 +63,7 @@ impl Wire {
         let slices: Vec<_> = frames.iter().map(|f| [IoSlice::new(f.bytes())]).collect();
         let nowhere = [const { None::<SockaddrIn> }; Self::BATCH];
         let mut headers = MultiHeaders::preallocate(slices.len(), None);
-        let fd = self.socket.as_raw_fd();
+        let fd = self.socket.as_fd().as_raw_fd();
         match sendmmsg(
             fd,
             &mut headers,
@@ -85,26 +77,6 @@ impl Wire {
             Err(error) => Err(error.into()),
         }
     }
-}
-
-/// A packet socket on a device, which receives nothing.
-fn open(device: &str) -> Result<OwnedFd> {
-    let index = if_nametoindex(CString::new(device)?.as_c_str())?;
-    let socket = socket(
-        AddressFamily::Packet,
-        SockType::Raw,
-        SockFlag::SOCK_CLOEXEC,
-        None,
-    )?;
-    // SAFETY: the structure holds numbers only.
-    let mut address: libc::sockaddr_ll = unsafe { zeroed() };
-    address.sll_family = libc::AF_PACKET as libc::c_ushort;
-    address.sll_ifindex = index as libc::c_int;
-    let length = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
-    // SAFETY: the address is a whole `sockaddr_ll` of the length said, and outlives the call.
-    let bound = unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), length) };
-    Errno::result(bound)?;
-    Ok(socket)
 }
 
 /// The Ethernet address of the neighbour by which a target is reached. A datagram to an unused port

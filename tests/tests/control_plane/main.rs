@@ -5,6 +5,7 @@ mod admission;
 mod chaos;
 mod connection;
 mod deploy;
+mod differential;
 mod faults;
 mod lists;
 mod monitoring;

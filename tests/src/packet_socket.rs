@@ -1,0 +1,83 @@
+//! A socket for whole frames of one device.
+
+use std::ffi::CString;
+use std::io;
+use std::mem::{size_of, zeroed};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use anyhow::{Context, Result, ensure};
+use nix::errno::Errno;
+use nix::net::if_::if_nametoindex;
+use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, recv, send, socket};
+
+/// Frames of all protocols (`ETH_P_ALL`).
+const ALL: u16 = 0x0003;
+/// No frame is longer.
+const LONGEST: usize = 70_000;
+
+/// A packet socket on a device of the network namespace that the calling thread was in.
+#[derive(Debug)]
+pub struct PacketSocket(OwnedFd);
+
+impl PacketSocket {
+    /// Opens one that receives what comes to the device, and what is sent there by others and itself.
+    ///
+    /// # Errors
+    /// If there is no such device, or without root.
+    pub fn open(device: &str) -> Result<Self> {
+        Self::of(device, ALL)
+    }
+
+    /// Opens one that receives nothing.
+    ///
+    /// # Errors
+    /// As [`PacketSocket::open`].
+    pub fn for_sending(device: &str) -> Result<Self> {
+        Self::of(device, 0)
+    }
+
+    fn of(device: &str, protocol: u16) -> Result<Self> {
+        let what = || format!("cannot open {device} for frames");
+        let index = if_nametoindex(CString::new(device)?.as_c_str()).with_context(what)?;
+        let (family, flags) = (AddressFamily::Packet, SockFlag::SOCK_CLOEXEC);
+        let socket = socket(family, SockType::Raw, flags, None).with_context(what)?;
+        // SAFETY: the structure holds numbers only.
+        let mut address: libc::sockaddr_ll = unsafe { zeroed() };
+        address.sll_family = libc::AF_PACKET as libc::c_ushort;
+        address.sll_protocol = protocol.to_be();
+        address.sll_ifindex = index as libc::c_int;
+        let length = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
+        // SAFETY: the address is a whole `sockaddr_ll` of the length said, and outlives the call.
+        let bound = unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), length) };
+        Errno::result(bound).with_context(what)?;
+        Ok(Self(socket))
+    }
+
+    /// Sends a frame.
+    ///
+    /// # Errors
+    /// If the device does not take it.
+    pub fn send(&self, frame: &[u8]) -> Result<()> {
+        let sent = send(self.0.as_raw_fd(), frame, MsgFlags::empty());
+        let size = sent.context("cannot send a frame")?;
+        ensure!(size == frame.len(), "a frame was sent in part");
+        Ok(())
+    }
+
+    /// The next frame that has been received.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::WouldBlock`] if there is none.
+    pub fn receive(&self) -> io::Result<Vec<u8>> {
+        let mut frame = vec![0; LONGEST];
+        let size = recv(self.0.as_raw_fd(), &mut frame, MsgFlags::MSG_DONTWAIT)?;
+        frame.truncate(size);
+        Ok(frame)
+    }
+}
+
+impl AsFd for PacketSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}

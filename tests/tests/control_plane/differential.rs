@@ -1,0 +1,130 @@
+//! The real kube-proxy (nftables) and node-lb on nodes that look the same, with the same objects,
+//! drawn at random. Whatever comes out of one of them must come out of the other, field by field but
+//! for what a proxy may choose: an endpoint among those that serve, and its own port.
+//!
+//! `NODE_LB_DIFFERENTIAL_SEED` repeats a run, `NODE_LB_DIFFERENTIAL_MINUTES` makes it longer, with a
+//! new seed.
+
+mod difference;
+mod ground;
+mod known;
+mod message;
+mod opening;
+mod scene;
+mod script;
+mod seen;
+mod talk;
+mod wires;
+
+use std::{
+    collections::BTreeMap,
+    env,
+    time::{Duration, Instant},
+};
+
+use fastrand::Rng;
+
+use self::{
+    difference::Difference,
+    ground::Twins,
+    scene::Scene,
+    talk::{Talks, Tally},
+};
+
+/// How long a run takes unless told otherwise.
+const SHORT: Duration = Duration::from_secs(20);
+/// Conversations with the objects of a scene.
+const CONVERSATIONS: usize = 400;
+
+#[test]
+fn what_comes_out_of_kube_proxy_comes_out_of_node_lb() {
+    let minutes = env::var("NODE_LB_DIFFERENTIAL_MINUTES").ok();
+    let minutes = minutes.map(|minutes| minutes.parse::<u64>().expect("a number of minutes"));
+    let time = minutes.map_or(SHORT, |minutes| Duration::from_secs(60 * minutes));
+    let seed = match env::var("NODE_LB_DIFFERENTIAL_SEED") {
+        Ok(seed) => seed.parse().expect("a number"),
+        Err(_) if minutes.is_some() => fastrand::u64(..),
+        Err(_) => 1,
+    };
+    println!("NODE_LB_DIFFERENTIAL_SEED={seed}");
+    let mut run = Run {
+        twins: Twins::up().unwrap(),
+        rng: Rng::with_seed(seed),
+        scene: None,
+        scenes: 0,
+    };
+    wires::stay_on_one_processor().unwrap();
+    let mut found = Found::default();
+    let began = Instant::now();
+    while began.elapsed() < time {
+        run.scene(&mut found);
+    }
+    let (tally, scenes) = (&found.tally, run.scenes);
+    println!("{tally:?} in {scenes} scenes, {:.0?}", began.elapsed());
+    println!("on purpose: {:?}", found.on_purpose);
+    for (count, difference) in found.differences.values() {
+        println!("{count} times {difference}");
+    }
+    let kinds = found.differences.len();
+    assert_eq!(kinds, 0, "kinds of differences, which are above");
+    assert!(tally.served > tally.conversations / 20, "{tally:?}");
+
+    // If it had another rule, that would be noticed.
+    run.twins = run.twins.restart_node_lb(&["--masquerade-all"]).unwrap();
+    let mut found = Found::default();
+    run.scene(&mut found);
+    run.scene(&mut found);
+    assert!(
+        !found.differences.is_empty(),
+        "nobody misses {:?}",
+        found.tally
+    );
+}
+
+struct Run {
+    twins: Twins,
+    rng: Rng,
+    scene: Option<Scene>,
+    scenes: u32,
+}
+
+/// What conversations have shown.
+#[derive(Default)]
+struct Found {
+    tally: Tally,
+    /// Differences of each kind: how many there were, and the first one.
+    differences: BTreeMap<String, (usize, Difference)>,
+    /// How often a rule of [`known`] has allowed one.
+    on_purpose: BTreeMap<&'static str, usize>,
+}
+
+impl Run {
+    /// Puts new objects in force, and holds conversations until there are enough, or until a kind of
+    /// difference has come often.
+    fn scene(&mut self, found: &mut Found) {
+        self.scenes += 1;
+        let before = self.scene.take();
+        let scene = Scene::set(&self.twins, before, self.scenes, &mut self.rng).unwrap();
+        let mut talks = Talks::new(&self.twins, &scene, &mut self.rng);
+        for _ in 0..CONVERSATIONS {
+            let Some(difference) = talks.hold().unwrap() else {
+                continue;
+            };
+            if let Some(rule) = known::rule(&difference) {
+                *found.on_purpose.entry(rule).or_default() += 1;
+                continue;
+            }
+            let entry = found.differences.entry(difference.kind());
+            let (count, _) = entry.or_insert((0, difference));
+            *count += 1;
+            if *count > OFTEN {
+                break;
+            }
+        }
+        found.tally += talks.tally;
+        self.scene = Some(scene);
+    }
+}
+
+/// Each difference takes a second, since it is looked at twice.
+const OFTEN: usize = 3;
