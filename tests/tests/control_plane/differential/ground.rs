@@ -47,8 +47,8 @@ pub struct Twin {
 }
 
 impl Twins {
-    /// Builds both, and starts their proxies.
-    pub fn up() -> Result<Self> {
+    /// Builds both, and starts their proxies, node-lb with more arguments.
+    pub fn up(arguments: &[&str]) -> Result<Self> {
         let lab = Lab::up(Topology {
             nodes: 2,
             pods_per_node: 0,
@@ -66,7 +66,7 @@ impl Twins {
         )?;
         let hostname = format!("--hostname-override={NAME}");
         let kube_proxy = Agent::launch(first, spec.arg(hostname))?;
-        let node_lb = Agent::launch(second, node_lb(&control_plane, second, &[])?)?;
+        let node_lb = Agent::launch(second, node_lb(&control_plane, second, arguments)?)?;
         let [of_kube_proxy, of_node_lb] = wires;
         let mut twins = Self {
             kube_proxy: Twin {
@@ -88,7 +88,7 @@ impl Twins {
         Ok(twins)
     }
 
-    /// Starts node-lb again with more arguments.
+    /// Starts node-lb again with other arguments.
     pub fn restart_node_lb(self, arguments: &[&str]) -> Result<Self> {
         let node = self.lab.node(2);
         let spec = node_lb(&self.control_plane, node, arguments)?;
@@ -110,7 +110,6 @@ fn node_lb(control_plane: &ControlPlane, node: &Node, more: &[&str]) -> Result<A
         &name,
         "--device=out",
         "--pod-device-pattern=pod*",
-        "--xdp-mode=native",
         // Nobody answers most of what is sent here.
         "--failing-endpoints=use",
     ];
