@@ -19,6 +19,8 @@ mod wires;
 use std::{
     collections::BTreeMap,
     env,
+    panic::resume_unwind,
+    thread,
     time::{Duration, Instant},
 };
 
@@ -57,7 +59,6 @@ fn what_comes_out_of_kube_proxy_comes_out_of_node_lb() {
         scene: None,
         scenes: 0,
     };
-    wires::stay_on_one_processor().unwrap();
     let mut found = Found::default();
     for mode in MODES {
         if mode != MODES[0] {
@@ -108,8 +109,18 @@ struct Found {
 
 impl Run {
     /// Puts new objects in force, and holds conversations until there are enough, or until a kind of
-    /// difference has come often.
+    /// difference has come often. The processor that sends deals with all that follows, in order.
     fn scene(&mut self, found: &mut Found) {
+        thread::scope(|scope| {
+            let talks = scope.spawn(|| {
+                wires::stay_on_one_processor().unwrap();
+                self.hold_talks(found);
+            });
+            talks.join().unwrap_or_else(|panic| resume_unwind(panic));
+        });
+    }
+
+    fn hold_talks(&mut self, found: &mut Found) {
         self.scenes += 1;
         let before = self.scene.take();
         let scene = Scene::set(&self.twins, before, self.scenes, &mut self.rng).unwrap();

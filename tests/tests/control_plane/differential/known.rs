@@ -87,7 +87,8 @@ fn is_lost_by_the_kernel(difference: &Difference) -> bool {
 
 /// And may be cut into others than they came in.
 fn is_cut_again(difference: &Difference) -> bool {
-    sent(difference).shape.fragments.is_some() && only_differs(difference, &["fragments"])
+    sent(difference).shape.fragments.is_some()
+        && only_differs(difference, &["fragments", "extensions", "length"])
 }
 
 /// The kernel puts a datagram together before kube-proxy's rules see it. node-lb refuses the first

@@ -14,7 +14,7 @@ use lb_tests::{Family, control_plane::Client, patient};
 use serde_json::{Value, json};
 
 use super::{
-    ground::{LOCAL_PODS, NAME, NODE, Twin, Twins, ZONE, outer, remote_pod},
+    ground::{LOCAL_PODS, NAME, NODE, Twin, Twins, ZONE, is_nodes, outer, remote_pod},
     message::{Kind, Message},
     wires::Wire,
 };
@@ -49,6 +49,8 @@ pub struct Target {
     pub is_sticky: bool,
     /// How many endpoints the Service has, whether or not they serve.
     pub endpoints: usize,
+    /// Whether the node itself is one of them, which answers instead.
+    pub may_be_node: bool,
 }
 
 impl Scene {
@@ -98,7 +100,7 @@ impl Scene {
             client.of::<Service>().patch_status(name, status)?;
         }
         self.names.push(name.to_owned());
-        let mut count = 0;
+        let mut own = BTreeSet::new();
         for family in families(&made) {
             // Which of two entries of one endpoint counts, kube-proxy leaves to chance.
             let mut taken = BTreeSet::new();
@@ -108,11 +110,11 @@ impl Scene {
                 objects.push(manifest.clone());
                 client.of::<EndpointSlice>().create(manifest)?;
                 self.slices.push(slice);
-                count += endpoints.len();
-                self.endpoints.extend(endpoints);
+                own.extend(endpoints);
             }
         }
-        self.targets.extend(targets(name, &made, &ingress, count)?);
+        self.targets.extend(targets(name, &made, &ingress, &own)?);
+        self.endpoints.extend(own);
         Ok(())
     }
 
@@ -304,7 +306,12 @@ fn random_slice(
 }
 
 /// All addresses and ports of a Service.
-fn targets(name: &str, made: &Service, ingress: &[Value], endpoints: usize) -> Result<Vec<Target>> {
+fn targets(
+    name: &str,
+    made: &Service,
+    ingress: &[Value],
+    endpoints: &BTreeSet<SocketAddr>,
+) -> Result<Vec<Target>> {
     let spec = made.spec.as_ref().context("a Service without spec")?;
     let is_sticky = spec.session_affinity.as_deref() == Some("ClientIP");
     let mut targets = Vec::new();
@@ -321,7 +328,8 @@ fn targets(name: &str, made: &Service, ingress: &[Value], endpoints: usize) -> R
                 service: name.to_owned(),
                 what: what.to_owned(),
                 is_sticky,
-                endpoints,
+                endpoints: endpoints.len(),
+                may_be_node: endpoints.iter().any(|one| is_nodes(one.ip())),
             });
         };
         for address in cluster_ips(made)? {

@@ -237,6 +237,12 @@ fn packet(bytes: &[u8], prefix: &str, is_quote: bool, names: &Names, fields: &mu
     }
 }
 
+/// Whether a packet says that another one was too big for the way to its endpoint.
+pub fn is_too_big(fields: &Fields) -> bool {
+    let kind = fields.get("kind").map_or("", String::as_str);
+    matches!(kind, "2/0" | "3/4")
+}
+
 /// Adds what matters of an error that the node has sent itself. It may come from any of its addresses
 /// or from the one that was asked, and quotes more or less.
 fn own_error(read: &Read, body: &[u8], names: &Names, fields: &mut Fields) {

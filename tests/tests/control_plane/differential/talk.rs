@@ -23,7 +23,7 @@ use super::{
     opening::{Opening, TRIES},
     scene::Scene,
     script::{End, Step, steps},
-    seen::{Fields, Names, RELAYED, describe},
+    seen::{Fields, Names, RELAYED, describe, is_too_big},
     wires::{Sent, Wire},
 };
 
@@ -115,7 +115,13 @@ impl<'a> Talks<'a> {
                 elsewhere.push((theirs, found));
             }
         }
-        if opening.to.is_sticky {
+        let served = |opened: &Opened, seen: &[Fields]| {
+            self.endpoint_of(opened, opening).is_some() || seen.iter().all(is_too_big)
+        };
+        let mut others = elsewhere.iter();
+        let all_served =
+            served(&ours, &wanted) && others.all(|(theirs, seen)| served(theirs, seen));
+        if opening.to.is_sticky && (all_served || opening.to.may_be_node) {
             self.tally.apart += 1;
             return Ok(None);
         }
