@@ -4,7 +4,6 @@
 use crate::{
     addr::{Address, Family},
     checksum::fold,
-    crc32c,
     flow::Ethernet,
     frame::Frame,
     opaque::rolled,
@@ -176,7 +175,7 @@ fn abort<A: Address, F: Frame>(
     store_network::<A, F>(packet, SCTP, ABORT as u16, source, to_address)?;
     let at = F::LINK_HEADER + A::HEADER;
     let chunk = chunk.to_be();
-    let checksum = crc32c::of([ports, tag, 0, chunk]);
+    let checksum = F::crc_of([ports, tag, 0, chunk]);
     packet.store(at, [ports, tag, checksum, chunk])
 }
 

@@ -3,6 +3,7 @@
 use crate::{
     addr::Address,
     checksum::Difference,
+    crc32c,
     flow::{Ethernet, queue::KEPT},
     packet::Packet,
     parse::{ETHERNET, Network},
@@ -45,6 +46,17 @@ pub trait Frame {
     /// kernel may hold this sum, as a device or a tunnel computed it (CHECKSUM_COMPLETE).
     #[inline(always)]
     fn change_sum(&mut self, _change: Difference) {}
+    /// [`crc32c::changed`], which in the kernel is a function that the verifier looks at by itself, and
+    /// only once.
+    #[inline(always)]
+    fn changed_crc(checksum: u32, old: u32, new: u32, length: u32) -> u32 {
+        crc32c::changed(checksum, old, new, length)
+    }
+    /// [`crc32c::of`] these words, likewise.
+    #[inline(always)]
+    fn crc_of(words: [u32; 4]) -> u32 {
+        crc32c::of(words)
+    }
     /// Adds `front` bytes in front of the frame and cuts or extends it to `length` bytes in all.
     fn reshape(&mut self, front: usize, length: usize) -> Option<()>;
     /// Adds room for an Ethernet header. Only for frames without a link header.

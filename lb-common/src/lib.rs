@@ -67,4 +67,4 @@ mod atomic;
 mod opaque;
 
 pub use atomic::{add, fetch_add};
-pub use opaque::rolled;
+pub use opaque::{rolled, settled};

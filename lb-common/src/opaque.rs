@@ -68,7 +68,7 @@ pub fn computed(value: u64) -> u64 {
 /// Returns its argument by way of memory, `room`: the verifier forgets which of many ways led to
 /// it, and looks at what follows once instead of once for each.
 #[inline(always)]
-pub fn settled(value: u64, room: &mut u64) -> u64 {
+pub fn settled<T: Copy>(value: T, room: &mut T) -> T {
     // SAFETY: a reference; volatile, or LLVM would leave memory out.
     unsafe {
         (&raw mut *room).write_volatile(value);

@@ -4,7 +4,6 @@
 use crate::{
     addr::{Address, Family},
     checksum::Difference,
-    crc32c,
     flow::{Flow, flow_flag},
     frame::{Frame, change_checksum_in_place},
     packet::Packet,
@@ -146,7 +145,7 @@ fn change_ports<F: Frame>(frame: &mut F, network: &Network, ports: u32) -> Optio
     let mut change = Difference::between(old.into(), ports.into(), 1);
     if checksum != 0 {
         let length = network.length.wrapping_sub((at - network.offset) as u32);
-        let new = crc32c::changed(checksum, old, ports, length);
+        let new = F::changed_crc(checksum, old, ports, length);
         packet.store(at_checksum, new)?;
         change = change.and(Difference::between(checksum.into(), new.into(), 1));
     }

@@ -4,6 +4,7 @@
 use lb_common::{
     abi::{Frontend, FrontendKey, Plan, SocketSeats},
     addr::{Ip4, Ip6},
+    crc32c,
     flow::{
         Flow, claim, end, load, party, queue, resize,
         seats::{self, Asked},
@@ -340,6 +341,20 @@ pub extern "C" fn shortest_queue(level: u32, party: u64) -> u32 {
     kernel.map_or(queue::ALL_FULL, |kernel| {
         queue::shortest::<Ip4, _>(&kernel, level, party)
     })
+}
+
+/// [`crc32c::changed`].
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn changed_crc(checksum: u32, old: u32, new: u32, length: u32) -> u32 {
+    crc32c::changed(checksum, old, new, length)
+}
+
+/// [`crc32c::of`] four words.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn crc_of(first: u32, second: u32, third: u32, fourth: u32) -> u32 {
+    crc32c::of([first, second, third, fourth])
 }
 
 /// [`FamilyMaps::sticky_index`] for IPv4.

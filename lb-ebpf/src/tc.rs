@@ -20,7 +20,7 @@ use lb_common::{
     frame::Frame,
     packet::Packet,
     parse::{self, ETHERNET, Network, SCTP, UDP},
-    pipeline,
+    pipeline, settled,
     verdict::{Action, Hook, Reason, Verdict},
     work::Work,
 };
@@ -28,6 +28,7 @@ use lb_common::{
 use crate::{
     family::FamilyMaps,
     kernel::{Kernel, count},
+    steps,
 };
 
 /// Bytes that are made accessible directly: Ethernet, IPv6 with extensions, an ICMP error and what
@@ -148,6 +149,7 @@ fn end_wait_of<A: FamilyMaps>(
         reason if reason == Reason::QueueFull as u32 => Reason::QueueFull,
         _ => Reason::TimeOut,
     };
+    let reason = settled(reason, &mut work.reason);
     let verdict = pipeline::turn_away(kernel, frame, work, detail, reason);
     if verdict.action == Action::Answer {
         // SAFETY: the program's own context.
@@ -469,6 +471,16 @@ impl<const L3: bool> Frame for SkbFrame<L3> {
             (bpf_skb_load_bytes(self.skb.cast(), 0, bytes.as_mut_ptr().cast(), kept(length)) == 0)
                 .then_some(length)
         }
+    }
+
+    #[inline(always)]
+    fn changed_crc(checksum: u32, old: u32, new: u32, length: u32) -> u32 {
+        steps::changed_crc(checksum, old, new, length)
+    }
+
+    #[inline(always)]
+    fn crc_of([first, second, third, fourth]: [u32; 4]) -> u32 {
+        steps::crc_of(first, second, third, fourth)
     }
 
     #[inline(always)]

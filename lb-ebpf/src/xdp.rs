@@ -21,7 +21,7 @@ use lb_common::{
 use crate::{
     family::FamilyMaps,
     kernel::{Kernel, count},
-    trace,
+    steps, trace,
 };
 
 /// Handles a frame. `VIRTUAL` says that the device may deliver incomplete checksums, `TRACES` that
@@ -118,6 +118,16 @@ impl<const VIRTUAL: bool> Frame for XdpFrame<VIRTUAL> {
             (bpf_xdp_load_bytes(self.ctx, 0, bytes.as_mut_ptr().cast(), kept(length)) == 0)
                 .then_some(length)
         }
+    }
+
+    #[inline(always)]
+    fn changed_crc(checksum: u32, old: u32, new: u32, length: u32) -> u32 {
+        steps::changed_crc(checksum, old, new, length)
+    }
+
+    #[inline(always)]
+    fn crc_of([first, second, third, fourth]: [u32; 4]) -> u32 {
+        steps::crc_of(first, second, third, fourth)
     }
 
     #[inline(always)]
