@@ -1,6 +1,7 @@
 //! The other ends of a node's devices: frames go in there, and what comes out is collected.
 
 use std::{
+    cell::Cell,
     io::ErrorKind,
     net::IpAddr,
     thread,
@@ -30,7 +31,7 @@ pub enum Wire {
 pub struct Wires {
     sockets: [PacketSocket; 3],
     /// Number of the latest marker.
-    marker: std::cell::Cell<u16>,
+    marker: Cell<u16>,
     _beyond: Namespace,
 }
 
