@@ -186,22 +186,10 @@ pub fn cut(
     segment: &[u8],
     size: usize,
 ) -> Vec<Vec<u8>> {
-    let pieces: Vec<_> = segment.chunks(size).collect();
-    let last = pieces.len() - 1;
-    let pieces = pieces.into_iter().enumerate();
-    pieces
-        .map(|(index, piece)| {
-            let fragment = Fragment {
-                id,
-                offset: (index * size / 8) as u16,
-                more: index != last,
-            };
-            Header {
-                fragment: Some(fragment),
-                ..Header::new(from, to)
-            }
-            .frame(protocol, piece)
-        })
+    let parts = Header::new(from, to).fragments(id, size, segment);
+    let parts = parts.into_iter();
+    parts
+        .map(|(header, part)| header.frame(protocol, &part))
         .collect()
 }
 

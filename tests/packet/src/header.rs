@@ -68,6 +68,29 @@ impl Header {
         [&self.ethernet()[..], &self.packet(protocol, payload)].concat()
     }
 
+    /// The fragments of a packet with this header, of `size` bytes each but for the last: their headers, and
+    /// what follows them.
+    pub fn fragments(&self, id: u32, size: usize, payload: &[u8]) -> Vec<(Self, Vec<u8>)> {
+        assert!(size.is_multiple_of(8));
+        let count = payload.len().div_ceil(size);
+        let parts = payload.chunks(size).enumerate();
+        parts
+            .map(|(index, part)| {
+                let fragment = Fragment {
+                    id,
+                    offset: (index * size / 8) as u16,
+                    more: index + 1 < count,
+                };
+                let header = Self {
+                    fragment: Some(fragment),
+                    dont_fragment: false,
+                    ..self.clone()
+                };
+                (header, part.to_vec())
+            })
+            .collect()
+    }
+
     fn ethernet(&self) -> [u8; ETHERNET] {
         let mut header = [0; ETHERNET];
         header[..12].copy_from_slice(&ARRIVED);

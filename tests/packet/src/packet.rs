@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use crate::{
-    header::{Extension, Fragment, Header},
+    header::{Extension, Header},
     transport::{self, TCP, Tcp, UDP, icmp_number, tcp_flag},
 };
 
@@ -233,26 +233,13 @@ impl Packet {
 
     /// The packet's fragments. All but the last have `size` bytes of what follows the IP header.
     pub fn fragments(self, id: u32, size: usize) -> Vec<Self> {
-        assert!(size.is_multiple_of(8));
         let protocol = self.protocol();
-        let whole = self.body_bytes();
-        let count = whole.len().div_ceil(size);
-        let parts = whole.chunks(size).enumerate();
+        let parts = self.header.fragments(id, size, &self.body_bytes());
         parts
-            .map(|(index, part)| Self {
-                header: Header {
-                    fragment: Some(Fragment {
-                        id,
-                        offset: (index * size / 8) as u16,
-                        more: index + 1 < count,
-                    }),
-                    dont_fragment: false,
-                    ..self.header.clone()
-                },
-                body: Body::Raw {
-                    protocol,
-                    bytes: part.to_vec(),
-                },
+            .into_iter()
+            .map(|(header, bytes)| Self {
+                header,
+                body: Body::Raw { protocol, bytes },
                 ..self.clone()
             })
             .collect()

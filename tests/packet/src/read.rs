@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use crate::{
     checksum::{sum, transport_sum},
-    header::ETHERNET,
+    header::{ETHERNET, Fragment},
     sctp::{SCTP, crc32c},
     transport::{TCP, UDP, icmp_number},
 };
@@ -19,7 +19,8 @@ pub struct Read {
     pub protocol: u8,
     /// Offset of the transport header.
     pub transport: usize,
-    pub fragmented: bool,
+    /// Which part of a packet it is. A packet in one fragment (RFC 6946) is a part too.
+    pub fragment: Option<Fragment>,
 }
 
 impl Read {
@@ -48,19 +49,30 @@ impl Read {
                     ttl: bytes[8],
                     protocol: bytes[9],
                     transport: usize::from(bytes[0] & 0xf) * 4,
-                    fragmented: word(6) & 0x3fff != 0,
+                    fragment: (word(6) & 0x3fff != 0).then(|| Fragment {
+                        id: word(4).into(),
+                        offset: word(6) & 0x1fff,
+                        more: word(6) & 0x2000 != 0,
+                    }),
                 }
             }
             6 => {
                 let address = |at: usize| <[u8; 16]>::try_from(&bytes[at..at + 16]).unwrap().into();
-                let (mut protocol, mut transport, mut fragmented) = (bytes[6], 40, false);
+                let (mut protocol, mut transport, mut fragment) = (bytes[6], 40, None);
                 while matches!(protocol, 0 | 43 | 44 | 60) {
                     let units = if protocol == 44 {
                         0
                     } else {
                         bytes[transport + 1]
                     };
-                    fragmented |= protocol == 44;
+                    if protocol == 44 {
+                        fragment = Some(Fragment {
+                            id: u32::from(word(transport + 4)) << 16
+                                | u32::from(word(transport + 6)),
+                            offset: word(transport + 2) >> 3,
+                            more: word(transport + 2) & 1 != 0,
+                        });
+                    }
                     protocol = bytes[transport];
                     transport += (usize::from(units) + 1) * 8;
                 }
@@ -72,7 +84,7 @@ impl Read {
                     ttl: bytes[7],
                     protocol,
                     transport,
-                    fragmented,
+                    fragment,
                 }
             }
             version => panic!("IP version {version}"),
@@ -107,7 +119,7 @@ impl Read {
     pub fn assert_checksums(&self) {
         self.assert_header_checksum();
         let payload = self.payload();
-        if self.fragmented || self.protocol == UDP && payload[6..8] == [0, 0] {
+        if self.fragment.is_some() || self.protocol == UDP && payload[6..8] == [0, 0] {
             return;
         }
         if self.protocol == SCTP {

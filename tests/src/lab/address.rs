@@ -16,6 +16,14 @@ impl Family {
     /// Both families, to loop over.
     pub const BOTH: [Self; 2] = [Self::V4, Self::V6];
 
+    /// As Kubernetes names it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::V4 => "IPv4",
+            Self::V6 => "IPv6",
+        }
+    }
+
     /// The family of an address.
     pub fn of(ip: IpAddr) -> Self {
         if ip.is_ipv4() { Self::V4 } else { Self::V6 }

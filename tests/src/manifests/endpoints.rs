@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use anyhow::Result;
 use serde_json::{Value, json};
 
-use super::{Manifests, family_name};
+use super::Manifests;
 use crate::lab::{Addresses, Family, Host, Node, Pod};
 
 /// EndpointSlices of a Service, being built.
@@ -64,7 +64,7 @@ impl<'a> EndpointSlices<'a> {
     /// The slices, IPv4 first. A slice without endpoints is still a slice.
     pub fn objects(&self) -> [Value; 2] {
         Family::BOTH.map(|family| {
-            let suffix = family_name(family).to_lowercase();
+            let suffix = family.name().to_lowercase();
             let endpoints: Vec<_> = self.endpoints.iter().map(|e| e.object(family)).collect();
             json!({
                 "apiVersion": "discovery.k8s.io/v1",
@@ -74,7 +74,7 @@ impl<'a> EndpointSlices<'a> {
                     "namespace": "default",
                     "labels": { "kubernetes.io/service-name": self.service },
                 },
-                "addressType": family_name(family),
+                "addressType": family.name(),
                 "ports": self.ports,
                 "endpoints": endpoints,
             })

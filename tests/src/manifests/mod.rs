@@ -109,10 +109,3 @@ pub fn node_object(node: &Node) -> Value {
 fn file_name(kind: &str, name: &str) -> String {
     format!("{}-{name}.json", kind.to_lowercase())
 }
-
-fn family_name(family: Family) -> &'static str {
-    match family {
-        Family::V4 => "IPv4",
-        Family::V6 => "IPv6",
-    }
-}

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use anyhow::Result;
 use serde_json::{Map, Value, json};
 
-use super::{Manifests, family_name};
+use super::Manifests;
 use crate::lab::Family;
 
 /// A Service being built. Everything else has Kubernetes' defaults.
@@ -117,7 +117,7 @@ impl<'a> Service<'a> {
             let families: Vec<_> = self
                 .cluster_ips
                 .iter()
-                .map(|ip| family_name(Family::of(*ip)))
+                .map(|ip| Family::of(*ip).name())
                 .collect();
             spec.insert("clusterIP".into(), json!(first));
             spec.insert("clusterIPs".into(), json!(self.cluster_ips));

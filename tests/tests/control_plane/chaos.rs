@@ -8,7 +8,7 @@ mod fault;
 
 use std::{
     collections::BTreeSet,
-    env, fs,
+    fs,
     net::SocketAddr,
     thread,
     time::{Duration, Instant},
@@ -21,7 +21,7 @@ use lb_tests::{Balanced, Cluster, Family, Request, patient};
 use serde_json::json;
 
 use self::fault::{Fault, Faults};
-use super::support::{Everywhere, WEB, cluster, cluster_ip, scale, serve, servers_at};
+use super::support::{Everywhere, WEB, choices, cluster, cluster_ip, scale, serve, servers_at};
 
 /// The Service whose pods come and go.
 const CHURN: &str = "churn";
@@ -37,14 +37,7 @@ const LONGEST: u64 = 4;
 /// A seed that has always been tried, and a new one.
 #[test]
 fn faults_at_random_lose_nothing_and_mislead_nobody() {
-    let minutes = env::var("NODE_LB_CHAOS_MINUTES").ok();
-    let minutes = minutes.map(|minutes| minutes.parse::<u64>().expect("a number of minutes"));
-    let time = minutes.map_or(SHORT, |minutes| Duration::from_secs(60 * minutes));
-    let seeds = match env::var("NODE_LB_CHAOS_SEED") {
-        Ok(seed) => vec![seed.parse().expect("a number")],
-        Err(_) if minutes.is_some() => vec![fastrand::u64(..)],
-        Err(_) => vec![1, fastrand::u64(..)],
-    };
+    let (time, seeds) = choices("CHAOS", SHORT, &[1, fastrand::u64(..)]);
     let mut cluster = cluster();
     let steady = serve(&mut cluster, WEB, 2, json!({ "type": "NodePort" }));
     let churn = serve(&mut cluster, CHURN, 1, json!({}));

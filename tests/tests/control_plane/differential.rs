@@ -18,7 +18,6 @@ mod wires;
 
 use std::{
     collections::BTreeMap,
-    env,
     panic::resume_unwind,
     thread,
     time::{Duration, Instant},
@@ -32,6 +31,7 @@ use self::{
     scene::Scene,
     talk::{Talks, Tally},
 };
+use super::support::choices;
 
 /// How long a run takes unless told otherwise.
 const SHORT: Duration = Duration::from_secs(20);
@@ -41,17 +41,14 @@ const MODES: [&str; 2] = ["--xdp-mode=native", "--xdp-mode=off"];
 const OTHER_RULE: &str = "--masquerade-all";
 /// Conversations with the objects of a scene.
 const CONVERSATIONS: usize = 400;
+/// A kind of difference that has come so often ends a scene: each takes a second, since it is looked at
+/// twice.
+const OFTEN: usize = 3;
 
 #[test]
 fn what_comes_out_of_kube_proxy_comes_out_of_node_lb() {
-    let minutes = env::var("NODE_LB_DIFFERENTIAL_MINUTES").ok();
-    let minutes = minutes.map(|minutes| minutes.parse::<u64>().expect("a number of minutes"));
-    let time = minutes.map_or(SHORT, |minutes| Duration::from_secs(60 * minutes));
-    let seed = match env::var("NODE_LB_DIFFERENTIAL_SEED") {
-        Ok(seed) => seed.parse().expect("a number"),
-        Err(_) if minutes.is_some() => fastrand::u64(..),
-        Err(_) => 1,
-    };
+    let (time, seeds) = choices("DIFFERENTIAL", SHORT, &[1]);
+    let seed = seeds[0];
     println!("NODE_LB_DIFFERENTIAL_SEED={seed}");
     let mut run = Run {
         twins: Twins::up(&MODES[..1]).unwrap(),
@@ -144,6 +141,3 @@ impl Run {
         self.scene = Some(scene);
     }
 }
-
-/// Each difference takes a second, since it is looked at twice.
-const OFTEN: usize = 3;

@@ -1,6 +1,11 @@
 //! Shared by the tests here: Services with addresses from the API server, and requests to them.
 
-use std::{collections::BTreeSet, net::IpAddr, net::SocketAddr};
+use std::{
+    collections::BTreeSet,
+    env,
+    net::{IpAddr, SocketAddr},
+    time::Duration,
+};
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::{
@@ -129,7 +134,21 @@ pub fn load(request: Request) -> Load {
 }
 
 /// Between two requests of a worker.
-const PAUSE: std::time::Duration = std::time::Duration::from_millis(50);
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// How long a test with random choices runs with each seed, and the seeds: `usual` ones for `short`, unless
+/// `NODE_LB_{test}_SEED` names one, or `NODE_LB_{test}_MINUTES` asks for a long run, with a new seed.
+pub fn choices(test: &str, short: Duration, usual: &[u64]) -> (Duration, Vec<u64>) {
+    let minutes = env::var(format!("NODE_LB_{test}_MINUTES")).ok();
+    let minutes = minutes.map(|minutes| minutes.parse::<u64>().expect("a number of minutes"));
+    let time = minutes.map_or(short, |minutes| Duration::from_secs(60 * minutes));
+    let seeds = match env::var(format!("NODE_LB_{test}_SEED")) {
+        Ok(seed) => vec![seed.parse().expect("a number")],
+        Err(_) if minutes.is_some() => vec![fastrand::u64(..)],
+        Err(_) => usual.to_vec(),
+    };
+    (time, seeds)
+}
 
 /// Sets the number of pods of a Deployment.
 pub fn scale(cluster: &Cluster, name: &str, replicas: u32) {

@@ -4,7 +4,11 @@ use std::{collections::BTreeSet, fmt};
 
 use serde_json::Value;
 
-use super::{message::Message, opening::Opening, seen::Fields};
+use super::{
+    message::Message,
+    opening::Opening,
+    seen::{Fields, get},
+};
 
 /// What the twins have not done alike.
 #[derive(Clone, Debug)]
@@ -24,10 +28,10 @@ impl Difference {
     pub fn kind(&self) -> String {
         let names = |packets: &[Fields]| packets.iter().map(what).collect::<BTreeSet<_>>();
         let (ours, theirs) = (names(&self.kube_proxy), names(&self.node_lb));
-        let sent = match self.message.as_ref().unwrap_or(&self.opening.message) {
-            message if message.shape.fragments.is_some() => " of fragments",
-            message if message.shape.is_damaged => " with a wrong checksum",
-            message if message.shape.ttl < 2 => " with TTL 1",
+        let sent = match &self.sent().shape {
+            shape if shape.fragments.is_some() => " of fragments",
+            shape if shape.is_damaged => " with a wrong checksum",
+            shape if shape.ttl < 2 => " with TTL 1",
             _ => "",
         };
         let step = match self.step.starts_with("ICMP") {
@@ -41,6 +45,11 @@ impl Difference {
         };
         let kind = self.opening.kind;
         format!("{step} {kind:?}{sent}: {ours:?} against {theirs:?}{fields}")
+    }
+
+    /// The message that was sent last, or before the ICMP error.
+    pub fn sent(&self) -> &Message {
+        self.message.as_ref().unwrap_or(&self.opening.message)
     }
 
     /// The fields that differ.
@@ -60,7 +69,7 @@ impl Difference {
 
 /// What a packet is, in a few words.
 fn what(fields: &Fields) -> String {
-    let get = |name: &str| fields.get(name).map_or("", String::as_str);
+    let get = |name| get(fields, name);
     match get("protocol") {
         "6" => format!("TCP {} to {:?}", get("flags"), get("wire")),
         "17" => format!("UDP to {:?}", get("wire")),

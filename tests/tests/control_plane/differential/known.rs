@@ -4,8 +4,8 @@ use lb_packet::tcp_flag::{ACK, SYN};
 
 use super::{
     difference::Difference,
-    message::{Body, Kind, Message},
-    seen::Fields,
+    message::{Body, Kind},
+    seen::{Fields, get},
 };
 
 /// A rule by which both may differ.
@@ -35,7 +35,7 @@ pub fn rule(difference: &Difference) -> Option<&'static str> {
 /// Conntrack takes the packet for invalid, so kube-proxy's rules do not see it: it goes on
 /// untranslated, or is dropped. node-lb translates it, and its receiver finds the checksum wrong.
 fn has_wrong_checksum(difference: &Difference) -> bool {
-    let is_damaged = sent(difference).shape.is_damaged;
+    let is_damaged = difference.sent().shape.is_damaged;
     let is_wrong = |fields: &Fields| get(fields, "checksum") != "right" || is_error(fields);
     is_damaged && difference.node_lb.iter().all(is_wrong)
 }
@@ -66,29 +66,30 @@ fn is_refused_early(difference: &Difference) -> bool {
     let are = |packets: &[Fields], kinds: &[&str]| {
         packets.iter().all(|one| kinds.contains(&get(one, "kind")))
     };
-    sent(difference).shape.ttl < 2
+    difference.sent().shape.ttl < 2
+        && !difference.kube_proxy.is_empty()
         && are(&difference.kube_proxy, &["11/0", "3/0"])
         && are(&difference.node_lb, &["3/3", "1/4"])
 }
 
 /// With kube-proxy, fragments are one packet when their TTL ends.
 fn is_each_reported(difference: &Difference) -> bool {
-    let shape = &sent(difference).shape;
+    let shape = &difference.sent().shape;
     shape.ttl < 2 && shape.fragments.is_some() && difference.node_lb.iter().all(is_error)
 }
 
 /// The kernel, once it has put fragments together for kube-proxy that come behind options, does not
 /// answer for the node's own closed port.
 fn is_lost_by_the_kernel(difference: &Difference) -> bool {
-    let shape = &sent(difference).shape;
+    let shape = &difference.sent().shape;
     let is_usual = shape.fragments.is_none() || shape.extensions.is_empty();
     !is_usual && difference.kube_proxy.is_empty() && difference.node_lb.iter().all(is_error)
 }
 
 /// And may be cut into others than they came in.
 fn is_cut_again(difference: &Difference) -> bool {
-    sent(difference).shape.fragments.is_some()
-        && only_differs(difference, &["fragments", "extensions", "length"])
+    difference.sent().shape.fragments.is_some()
+        && only_differs(difference, &["fragments", "extensions", "payload length"])
 }
 
 /// The kernel puts a datagram together before kube-proxy's rules see it. node-lb refuses the first
@@ -97,7 +98,7 @@ fn has_refused_fragments(difference: &Difference) -> bool {
     let is_part = |fields: &&Fields| fields.contains_key("fragment");
     let (parts, rest): (Vec<_>, Vec<_>) = difference.node_lb.iter().partition(is_part);
     let is_same = rest.iter().copied().eq(&difference.kube_proxy);
-    sent(difference).shape.fragments.is_some() && !parts.is_empty() && is_same
+    difference.sent().shape.fragments.is_some() && !parts.is_empty() && is_same
 }
 
 /// An ICMP error about a connection comes from the router that has sent it. With kube-proxy, the
@@ -122,16 +123,6 @@ fn only_differs(difference: &Difference, names: &[&str]) -> bool {
             .all(|name| names.contains(name))
 }
 
-/// What was sent last.
-fn sent(difference: &Difference) -> &Message {
-    let message = difference.message.as_ref();
-    message.unwrap_or(&difference.opening.message)
-}
-
 fn is_error(fields: &Fields) -> bool {
     matches!(get(fields, "protocol"), "1" | "58")
-}
-
-fn get<'a>(fields: &'a Fields, name: &str) -> &'a str {
-    fields.get(name).map_or("", String::as_str)
 }

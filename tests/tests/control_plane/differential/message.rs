@@ -5,8 +5,7 @@ use std::{fmt, net::SocketAddr};
 
 use fastrand::Rng;
 use lb_packet::{
-    Chunk, Extension, Fragment, Header, SCTP, TCP, Tcp, UDP, chunk, icmp, icmp_number, sctp,
-    tcp_flag, udp,
+    Chunk, Extension, Header, SCTP, TCP, Tcp, UDP, chunk, icmp, icmp_number, sctp, tcp_flag, udp,
 };
 
 use super::scene::choose;
@@ -187,7 +186,7 @@ impl Message {
             ttl: shape.ttl,
             traffic_class: shape.traffic_class,
             id: 0x4321,
-            dont_fragment: shape.dont_fragment && shape.fragments.is_none(),
+            dont_fragment: shape.dont_fragment,
             options: if is_v4 {
                 shape.options.clone()
             } else {
@@ -205,21 +204,9 @@ impl Message {
         };
         // Not two datagrams with one number: fragments of them would be mixed.
         let id = u32::from(from.port()) << 16 | u32::from(to.port()) ^ bytes.len() as u32;
-        let count = bytes.len().div_ceil(size);
-        let parts = bytes.chunks(size).enumerate();
+        let parts = header.fragments(id ^ id >> 16, size, &bytes).into_iter();
         parts
-            .map(|(index, part)| {
-                let fragment = Fragment {
-                    id: id ^ id >> 16,
-                    offset: (index * size / 8) as u16,
-                    more: index + 1 < count,
-                };
-                let header = Header {
-                    fragment: Some(fragment),
-                    ..header.clone()
-                };
-                header.packet(protocol, part)
-            })
+            .map(|(header, part)| header.packet(protocol, &part))
             .collect()
     }
 

@@ -3,17 +3,17 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::{IpAddr, SocketAddr},
-    time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, ensure};
 use fastrand::Rng;
 use k8s_openapi::api::{core::v1::Service, discovery::v1::EndpointSlice};
-use lb_packet::{SCTP, TCP, UDP};
-use lb_tests::{Family, control_plane::Client, patient};
+use lb_packet::{Read, SCTP, TCP, UDP};
+use lb_tests::{Family, control_plane::Client, patience::try_eventually};
 use serde_json::{Value, json};
 
 use super::{
+    super::support::cluster_ip,
     ground::{LOCAL_PODS, NAME, NODE, Twin, Twins, ZONE, is_nodes, outer, remote_pod},
     message::{Kind, Message},
     wires::Wire,
@@ -23,18 +23,14 @@ use super::{
 const SERVICES: u8 = 8;
 /// The pod that only the last Service of a scene leads to.
 const LAST_POD: u8 = 200;
-/// How long changes may take to be in force.
-const IN_FORCE: Duration = Duration::from_secs(60);
 
 /// What is in force at both twins.
 pub struct Scene {
     pub targets: Vec<Target>,
     /// All endpoints.
     pub endpoints: BTreeSet<SocketAddr>,
-    /// The Service of each name, and its slices.
+    /// The Service of each name, and then its slices.
     pub objects: BTreeMap<String, Vec<Value>>,
-    names: Vec<String>,
-    slices: Vec<String>,
 }
 
 /// Where a client may send something.
@@ -64,8 +60,6 @@ impl Scene {
             targets: Vec::new(),
             endpoints: BTreeSet::new(),
             objects: BTreeMap::new(),
-            names: Vec::new(),
-            slices: Vec::new(),
         };
         for index in 0..rng.u8(2..=SERVICES) {
             scene.add_random(client, number, index, rng)?;
@@ -75,11 +69,15 @@ impl Scene {
     }
 
     fn remove(self, client: &Client) -> Result<()> {
-        let (services, slices) = (client.of::<Service>(), client.of::<EndpointSlice>());
-        self.names
-            .iter()
-            .try_for_each(|name| services.delete(name))?;
-        self.slices.iter().try_for_each(|name| slices.delete(name))
+        for (name, objects) in self.objects {
+            client.of::<Service>().delete(&name)?;
+            for slice in &objects[1..] {
+                let name = slice["metadata"]["name"].as_str();
+                let name = name.context("a slice without name")?;
+                client.of::<EndpointSlice>().delete(name)?;
+            }
+        }
+        Ok(())
     }
 
     fn add_random(&mut self, client: &Client, scene: u32, index: u8, rng: &mut Rng) -> Result<()> {
@@ -99,17 +97,15 @@ impl Scene {
             let status = json!({ "loadBalancer": { "ingress": ingress } });
             client.of::<Service>().patch_status(name, status)?;
         }
-        self.names.push(name.to_owned());
         let mut own = BTreeSet::new();
         for family in families(&made) {
             // Which of two entries of one endpoint counts, kube-proxy leaves to chance.
             let mut taken = BTreeSet::new();
             for part in 0..rng.usize(0..=2) {
-                let slice = format!("{name}-{}-{part}", family_name(family).to_lowercase());
+                let slice = format!("{name}-{}-{part}", family.name().to_lowercase());
                 let (manifest, endpoints) = random_slice(&slice, &made, family, &mut taken, rng);
                 objects.push(manifest.clone());
                 client.of::<EndpointSlice>().create(manifest)?;
-                self.slices.push(slice);
                 own.extend(endpoints);
             }
         }
@@ -122,31 +118,29 @@ impl Scene {
     /// in order: of both families, which kube-proxy deals with apart from each other.
     fn add_last(&mut self, twins: &Twins, name: &str) -> Result<()> {
         let client = twins.control_plane.client();
-        let made = client.of::<Service>().create(json!({
+        let manifest = json!({
             "metadata": { "name": name },
             "spec": {
                 "ipFamilyPolicy": "RequireDualStack",
-                "ports": [{ "port": 80, "protocol": "TCP" }],
+                "ports": [{ "name": "p0", "port": 80, "protocol": "TCP" }],
             },
-        }))?;
-        self.names.push(name.to_owned());
+        });
+        let objects = self.objects.entry(name.to_owned()).or_default();
+        objects.push(manifest.clone());
+        let made = client.of::<Service>().create(manifest)?;
         for family in Family::BOTH {
-            let slice = format!("{name}-{}", family_name(family).to_lowercase());
-            client.of::<EndpointSlice>().create(json!({
-                "metadata": { "name": slice, "labels": { "kubernetes.io/service-name": name } },
-                "addressType": family_name(family),
-                "ports": [{ "name": "", "port": 80, "protocol": "TCP" }],
-                "endpoints": [{
-                    "addresses": [remote_pod(LAST_POD).of(family)],
-                    "conditions": { "ready": true },
-                }],
-            }))?;
-            self.slices.push(slice);
+            let endpoint = json!({
+                "addresses": [remote_pod(LAST_POD).of(family)],
+                "conditions": { "ready": true },
+            });
+            let slice = format!("{name}-{}", family.name().to_lowercase());
+            let manifest = slice_of(&made, &slice, family, vec![endpoint]);
+            objects.push(manifest.clone());
+            client.of::<EndpointSlice>().create(manifest)?;
         }
-        let addresses = cluster_ips(&made)?;
         for twin in [&twins.kube_proxy, &twins.node_lb] {
-            for address in &addresses {
-                wait_for_last(twin, SocketAddr::new(*address, 80))?;
+            for family in Family::BOTH {
+                wait_for_last(twin, SocketAddr::new(cluster_ip(&made, family), 80))?;
             }
         }
         Ok(())
@@ -155,30 +149,21 @@ impl Scene {
 
 /// Waits until a twin sends what is to this address to the last pod.
 fn wait_for_last(twin: &Twin, target: SocketAddr) -> Result<()> {
-    let began = Instant::now();
     let mut port = 1024;
     let family = Family::of(target.ip());
     let (wire, pod) = LOCAL_PODS[0];
     let last = remote_pod(LAST_POD).of(family);
-    loop {
+    try_eventually(|| {
         port += 1;
         let syn = Message::first(Kind::Tcp);
         let packets = syn.packets(SocketAddr::new(pod.of(family), port), target);
         let sent = twin.wires.exchange(wire, &packets)?;
-        let is_there = sent.iter().any(|sent| {
-            sent.wire == Wire::Out && lb_packet::Read::packet(&sent.packet).destination == last
-        });
-        if is_there {
-            return Ok(());
-        }
-        ensure!(
-            began.elapsed() < patient(IN_FORCE),
-            "{} does not know {target} after {IN_FORCE:?}:\n{}",
-            twin.name,
-            twin.agent.log()?
-        );
-        std::thread::sleep(Duration::from_millis(20));
-    }
+        let mut sent = sent.iter().filter(|sent| sent.wire == Wire::Out);
+        let is_there = sent.any(|sent| Read::packet(&sent.packet).destination == last);
+        ensure!(is_there, "{} does not know {target}", twin.name);
+        Ok(())
+    })
+    .with_context(|| twin.agent.log().unwrap_or_default())
 }
 
 fn random_service(name: &str, index: u8, rng: &mut Rng) -> Value {
@@ -214,7 +199,7 @@ fn random_service(name: &str, index: u8, rng: &mut Rng) -> Value {
     let mut spec = json!({
         "type": kind,
         "ipFamilyPolicy": policy,
-        "ipFamilies": families.iter().copied().map(family_name).collect::<Vec<_>>(),
+        "ipFamilies": families.iter().copied().map(Family::name).collect::<Vec<_>>(),
         "ports": ports.collect::<Vec<_>>(),
     });
     if rng.u8(..) < 60 {
@@ -250,12 +235,7 @@ fn random_slice(
     rng: &mut Rng,
 ) -> (Value, Vec<SocketAddr>) {
     let spec = made.spec.as_ref().expect("a Service has a spec");
-    let ports: Vec<_> = spec.ports.iter().flatten().collect();
-    let target = |index: usize| 8080 + index as u16;
-    let slice_ports = ports.iter().enumerate().map(|(index, port)| {
-        json!({ "name": port.name, "protocol": port.protocol, "port": target(index) })
-    });
-    let service = made.metadata.name.as_deref();
+    let ports = spec.ports.iter().flatten().count();
     let mut addresses = Vec::new();
     let endpoints: Vec<_> = (0..rng.usize(0..=3))
         .filter_map(|_| {
@@ -293,16 +273,30 @@ fn random_slice(
             Some(endpoint)
         })
         .collect();
-    let manifest = json!({
-        "metadata": { "name": slice, "labels": { "kubernetes.io/service-name": service } },
-        "addressType": family_name(family),
-        "ports": slice_ports.collect::<Vec<_>>(),
-        "endpoints": endpoints,
-    });
     let all = addresses.into_iter().flat_map(|address| {
-        (0..ports.len()).map(move |index| SocketAddr::new(address, target(index)))
+        (0..ports).map(move |index| SocketAddr::new(address, target_port(index)))
     });
-    (manifest, all.collect())
+    (slice_of(made, slice, family, endpoints), all.collect())
+}
+
+/// A slice of a Service, with all of its ports.
+fn slice_of(made: &Service, name: &str, family: Family, endpoints: Vec<Value>) -> Value {
+    let spec = made.spec.as_ref().expect("a Service has a spec");
+    let ports = spec.ports.iter().flatten().enumerate().map(|(index, port)| {
+        json!({ "name": port.name, "protocol": port.protocol, "port": target_port(index) })
+    });
+    let labels = json!({ "kubernetes.io/service-name": made.metadata.name });
+    json!({
+        "metadata": { "name": name, "labels": labels },
+        "addressType": family.name(),
+        "ports": ports.collect::<Vec<_>>(),
+        "endpoints": endpoints,
+    })
+}
+
+/// Where endpoints serve a Service's port.
+fn target_port(index: usize) -> u16 {
+    8080 + index as u16
 }
 
 /// All addresses and ports of a Service.
@@ -332,9 +326,6 @@ fn targets(
                 may_be_node: endpoints.iter().any(|one| is_nodes(one.ip())),
             });
         };
-        for address in cluster_ips(made)? {
-            add(address, port.port, "ClusterIP");
-        }
         for external in spec.external_ips.iter().flatten() {
             add(external.parse()?, port.port, "externalIP");
         }
@@ -345,6 +336,7 @@ fn targets(
             add(address.parse()?, port.port, "load balancer IP");
         }
         for family in families(made) {
+            add(cluster_ip(made, family), port.port, "ClusterIP");
             if let Some(node_port) = port.node_port {
                 add(NODE.of(family), node_port, "node port");
             }
@@ -353,36 +345,20 @@ fn targets(
     Ok(targets)
 }
 
-fn cluster_ips(made: &Service) -> Result<Vec<IpAddr>> {
-    let spec = made.spec.as_ref().context("a Service without spec")?;
-    let addresses = spec.cluster_ips.iter().flatten();
-    Ok(addresses.map(|ip| ip.parse()).collect::<Result<_, _>>()?)
-}
-
 fn families(made: &Service) -> Vec<Family> {
     let spec = made.spec.as_ref().expect("a Service has a spec");
     let names = spec.ip_families.iter().flatten();
-    names
-        .map(|name| {
-            if name == "IPv4" {
-                Family::V4
-            } else {
-                Family::V6
-            }
-        })
-        .collect()
+    let of_name = |name: &String| {
+        Family::BOTH
+            .into_iter()
+            .find(|family| family.name() == name)
+    };
+    names.filter_map(of_name).collect()
 }
 
 fn type_of(made: &Service) -> &str {
     let spec = made.spec.as_ref().expect("a Service has a spec");
     spec.type_.as_deref().unwrap_or_default()
-}
-
-fn family_name(family: Family) -> &'static str {
-    match family {
-        Family::V4 => "IPv4",
-        Family::V6 => "IPv6",
-    }
 }
 
 /// One of several.

@@ -87,7 +87,7 @@ fn tcp_steps(rng: &mut Rng) -> Vec<(String, Step)> {
         let ends = u32::from(flags & (SYN | FIN) != 0);
         next[own] = next[own].wrapping_add(length as u32 + ends);
     };
-    // The client's SYN has been sent.
+    // The client does not wait for the answer to its first one.
     add(End::Client, SYN, 0, Shape::default());
     add(End::Endpoint, SYN | ACK, 0, Shape::random(rng));
     add(End::Client, ACK, 0, Shape::default());

@@ -5,12 +5,11 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
-use lb_packet::{Read, SCTP, TCP, UDP, crc32c, internet_checksum, tcp_flag, transport_sum};
-
-use super::{
-    ground::is_nodes,
-    wires::{Sent, Wire},
+use lb_packet::{
+    Fragment, Read, SCTP, TCP, UDP, crc32c, internet_checksum, tcp_flag, transport_sum,
 };
+
+use super::{ground::is_nodes, wires::Sent};
 
 /// A packet's fields.
 pub type Fields = BTreeMap<String, String>;
@@ -27,6 +26,11 @@ pub const RELAYED: u8 = 99;
 /// Identification of the packets that are sent here.
 const ID: u16 = 0x4321;
 
+/// A field's value, empty if the packet does not have it.
+pub fn get<'a>(fields: &'a Fields, name: &str) -> &'a str {
+    fields.get(name).map_or("", String::as_str)
+}
+
 /// The fields of packets, in an order of their own.
 pub fn describe(sent: &[Sent], names: &Names) -> Vec<Fields> {
     let mut all: Vec<_> = whole(sent)
@@ -40,14 +44,19 @@ pub fn describe(sent: &[Sent], names: &Names) -> Vec<Fields> {
 /// Packets, with fragments put together, and of how many each was made.
 fn whole(sent: &[Sent]) -> Vec<(Sent, usize)> {
     let mut found = Vec::new();
-    let mut parts: BTreeMap<(Wire, Vec<u8>), Vec<&Sent>> = BTreeMap::new();
+    let mut parts: BTreeMap<_, Vec<&Sent>> = BTreeMap::new();
     for one in sent {
-        match fragment(&one.packet) {
-            Some(part) => parts.entry((one.wire, part.of)).or_default().push(one),
+        let read = Read::packet(&one.packet);
+        match read.fragment {
+            Some(Fragment { id, .. }) => {
+                // Its fragments have these in common.
+                let of = (one.wire, read.source, read.destination, id);
+                parts.entry(of).or_default().push(one);
+            }
             None => found.push((one.clone(), 1)),
         }
     }
-    for ((wire, _), parts) in parts {
+    for ((wire, ..), parts) in parts {
         match join(&parts) {
             Some(packet) => found.push((Sent { wire, packet }, parts.len())),
             None => found.extend(parts.into_iter().map(|part| (part.clone(), 1))),
@@ -56,67 +65,30 @@ fn whole(sent: &[Sent]) -> Vec<(Sent, usize)> {
     found
 }
 
-struct Part {
-    /// What all fragments of a packet have in common.
-    of: Vec<u8>,
-    offset: usize,
-    is_last: bool,
-    /// Where the part begins.
-    at: usize,
-    next: u8,
-}
-
-fn fragment(packet: &[u8]) -> Option<Part> {
-    let word = |at: usize| u16::from_be_bytes([packet[at], packet[at + 1]]);
-    if packet[0] >> 4 == 4 {
-        return (word(6) & 0x3fff != 0).then(|| Part {
-            of: [&packet[4..6], &packet[9..10], &packet[12..20]].concat(),
-            offset: usize::from(word(6) & 0x1fff) * 8,
-            is_last: word(6) & 0x2000 == 0,
-            at: usize::from(packet[0] & 0xf) * 4,
-            next: packet[9],
-        });
-    }
-    let mut at = 40;
-    let mut next = packet[6];
-    while matches!(next, 0 | 43 | 60) && packet.len() > at + 8 {
-        next = packet[at];
-        at += (usize::from(packet[at + 1]) + 1) * 8;
-    }
-    (next == 44 && packet.len() >= at + 8).then(|| Part {
-        of: [&packet[8..40], &packet[at + 4..at + 8]].concat(),
-        offset: usize::from(word(at + 2) & 0xfff8),
-        is_last: word(at + 2) & 1 == 0,
-        at: at + 8,
-        next: packet[at],
-    })
-}
-
 /// The packet that fragments are parts of, if all are there. Its IPv6 extension headers are left out.
 fn join(sent: &[&Sent]) -> Option<Vec<u8>> {
-    let mut parts: Vec<_> = sent
-        .iter()
-        .filter_map(|sent| Some((fragment(&sent.packet)?, &sent.packet)))
+    let parts = sent.iter().map(|sent| Read::packet(&sent.packet));
+    let mut parts: Vec<_> = parts
+        .filter_map(|read| Some((read.fragment?, read)))
         .collect();
-    parts.sort_by_key(|(part, _)| part.offset);
-    let (first, packet) = parts.first()?;
+    parts.sort_by_key(|(fragment, _)| fragment.offset);
     let mut body: Vec<u8> = Vec::new();
-    for (part, packet) in &parts {
-        if part.offset != body.len() {
+    for (fragment, read) in &parts {
+        if usize::from(fragment.offset) * 8 != body.len() {
             return None;
         }
-        let end = Read::packet(packet).bytes.len();
-        body.extend(&packet[part.at..end]);
+        body.extend(read.payload());
     }
-    if !parts.last()?.0.is_last {
+    if parts.last()?.0.more {
         return None;
     }
-    let mut whole = match packet[0] >> 4 {
-        4 => packet[..first.at].to_vec(),
-        _ => packet[..40].to_vec(),
+    let (_, first) = parts.first()?;
+    let mut whole = match first.source {
+        IpAddr::V4(_) => first.bytes[..first.transport].to_vec(),
+        IpAddr::V6(_) => first.bytes[..40].to_vec(),
     };
-    let length = whole.len() + body.len();
-    if packet[0] >> 4 == 4 {
+    if first.source.is_ipv4() {
+        let length = whole.len() + body.len();
         whole[2..4].copy_from_slice(&(length as u16).to_be_bytes());
         whole[6..8].fill(0);
         whole[10..12].fill(0);
@@ -124,7 +96,7 @@ fn join(sent: &[&Sent]) -> Option<Vec<u8>> {
         whole[10..12].copy_from_slice(&checksum.to_be_bytes());
     } else {
         whole[4..6].copy_from_slice(&(body.len() as u16).to_be_bytes());
-        whole[6] = first.next;
+        whole[6] = first.protocol;
     }
     whole.extend(body);
     Some(whole)
@@ -161,12 +133,7 @@ fn packet(bytes: &[u8], prefix: &str, is_quote: bool, names: &Names, fields: &mu
     set("protocol", read.protocol.to_string());
     let word = |at: usize| u16::from_be_bytes([bytes[at], bytes[at + 1]]);
     if read.source.is_ipv4() {
-        let length = if is_quote {
-            "length".to_owned()
-        } else {
-            "length of IP".to_owned()
-        };
-        set(&length, word(2).to_string());
+        set("total length", word(2).to_string());
         set("class", format!("{:#x}", bytes[1]));
         set("DF", (word(6) & 0x4000 != 0).to_string());
         set("id", if word(4) == ID { "kept" } else { "own" }.to_owned());
@@ -176,20 +143,15 @@ fn packet(bytes: &[u8], prefix: &str, is_quote: bool, names: &Names, fields: &mu
             set("header checksum", is_right.to_string());
         }
     } else {
-        set("length", word(4).to_string());
+        set("payload length", word(4).to_string());
         set("class", format!("{:#x}", word(0) >> 4 & 0xff));
         set("extensions", format!("{:x?}", &bytes[40..read.transport]));
     }
-    let is_first = fragment(&read.bytes).is_none_or(|part| part.offset == 0);
-    if read.fragmented && !(is_quote && is_first) {
+    if read.fragment.is_some() && !(is_quote && has_transport(&read)) {
         set("fragment", format!("{:x?}", &bytes[..bytes.len().min(48)]));
         return;
     }
-    let has_ports = matches!(read.protocol, TCP | UDP | SCTP) && body.len() >= 4;
-    let [source, destination] = match has_ports {
-        true => [read.from(), read.to()].map(|end| names.of(end)),
-        false => [read.source, read.destination].map(|address| names.of_address(address)),
-    };
+    let [source, destination] = names.ends(&read);
     set("source", source);
     set("destination", destination);
     if !is_quote {
@@ -201,14 +163,11 @@ fn packet(bytes: &[u8], prefix: &str, is_quote: bool, names: &Names, fields: &mu
             let is_reset = body[13] & tcp_flag::RST != 0;
             set("acknowledged", format!("{:?}", &body[8..12]));
             set("flags", format!("{:#x}", body[13]));
-            set(
-                "window",
-                if is_reset {
-                    "any".to_owned()
-                } else {
-                    format!("{:?}", &body[14..16])
-                },
-            );
+            let window = match is_reset {
+                true => "any".to_owned(),
+                false => format!("{:?}", &body[14..16]),
+            };
+            set("window", window);
             set("rest", summary(&body[18..]));
         }
         // The ports and the numbers that tell clients apart are above.
@@ -237,10 +196,14 @@ fn packet(bytes: &[u8], prefix: &str, is_quote: bool, names: &Names, fields: &mu
     }
 }
 
+/// Whether the transport's header is in there, and not in an earlier fragment.
+fn has_transport(read: &Read) -> bool {
+    read.fragment.is_none_or(|fragment| fragment.offset == 0)
+}
+
 /// Whether a packet says that another one was too big for the way to its endpoint.
 pub fn is_too_big(fields: &Fields) -> bool {
-    let kind = fields.get("kind").map_or("", String::as_str);
-    matches!(kind, "2/0" | "3/4")
+    matches!(get(fields, "kind"), "2/0" | "3/4")
 }
 
 /// Adds what matters of an error that the node has sent itself. It may come from any of its addresses
@@ -253,13 +216,8 @@ fn own_error(read: &Read, body: &[u8], names: &Names, fields: &mut Fields) {
     set("checksum", checksum(read, body));
     if body.len() > 28 {
         let quoted = Read::packet(&body[8..]);
-        let is_first = fragment(&quoted.bytes).is_none_or(|part| part.offset == 0);
-        let has_ports = matches!(quoted.protocol, TCP | UDP | SCTP) && is_first;
         set("quoted protocol", quoted.protocol.to_string());
-        let [source, destination] = match has_ports {
-            true => [quoted.from(), quoted.to()].map(|end| names.of(end)),
-            false => [quoted.source, quoted.destination].map(|address| names.of_address(address)),
-        };
+        let [source, destination] = names.ends(&quoted);
         set("quoted source", source);
         set("quoted destination", destination);
     }
@@ -290,6 +248,15 @@ fn checksum(read: &Read, body: &[u8]) -> String {
 }
 
 impl Names<'_> {
+    /// Source and destination.
+    fn ends(&self, read: &Read) -> [String; 2] {
+        let is_known = matches!(read.protocol, TCP | UDP | SCTP) && has_transport(read);
+        match is_known && read.payload().len() >= 4 {
+            true => [read.from(), read.to()].map(|end| self.of(end)),
+            false => [read.source, read.destination].map(|address| self.of_address(address)),
+        }
+    }
+
     fn of_address(&self, address: IpAddr) -> String {
         match address == self.client.ip() {
             true => "the client".to_owned(),

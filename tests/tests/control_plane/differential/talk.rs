@@ -3,7 +3,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    mem,
     net::SocketAddr,
     ops::AddAssign,
     thread,
@@ -19,7 +18,7 @@ use super::{
     difference::Difference,
     ground::{self, NEIGHBOUR, Twin, Twins},
     known,
-    message::{Body, Kind, Message},
+    message::{Body, Message},
     opening::{Opening, TRIES},
     scene::Scene,
     script::{End, Step, steps},
@@ -98,49 +97,41 @@ impl<'a> Talks<'a> {
     fn compare(&mut self, opening: &Opening) -> Result<Option<Difference>> {
         let twins = self.twins;
         let ours = self.open(&twins.kube_proxy, opening)?;
-        let wanted = self.describe(opening, &ours);
-        self.note(opening, &wanted);
-        let mut elsewhere: Vec<(Opened, Vec<Fields>)> = Vec::new();
+        self.note(opening, &ours);
+        let mut elsewhere: Vec<Outcome> = Vec::new();
         for _ in 0..opening.tries() {
             let theirs = self.open(&twins.node_lb, opening)?;
-            let found = self.describe(opening, &theirs);
-            if found == wanted {
+            if theirs.seen == ours.seen {
                 let wrong = self.never_seen(opening, &elsewhere)?;
                 return match wrong {
                     Some(difference) => Ok(Some(difference)),
                     None => self.go_on(opening, ours, theirs),
                 };
             }
-            if !elsewhere.iter().any(|(_, known)| *known == found) {
-                elsewhere.push((theirs, found));
+            if !elsewhere.iter().any(|known| known.seen == theirs.seen) {
+                elsewhere.push(theirs);
             }
         }
-        let served = |opened: &Opened, seen: &[Fields]| {
-            self.endpoint_of(opened, opening).is_some() || seen.iter().all(is_too_big)
+        let served = |outcome: &Outcome| {
+            let is_too_big = matches!(&outcome.seen[..], [one] if is_too_big(one));
+            is_too_big || self.endpoint_of(outcome, opening).is_some()
         };
-        let mut others = elsewhere.iter();
-        let all_served =
-            served(&ours, &wanted) && others.all(|(theirs, seen)| served(theirs, seen));
+        let all_served = served(&ours) && elsewhere.iter().all(served);
         if opening.to.is_sticky && (all_served || opening.to.may_be_node) {
             self.tally.apart += 1;
             return Ok(None);
         }
-        let (theirs, _) = elsewhere.first().expect("there has been a try");
+        let theirs = elsewhere.first().expect("there has been a try");
         Ok(self.difference(opening, None, "opening", &ours, theirs))
     }
 
     /// Sees whether kube-proxy does all that node-lb has done as well.
-    fn never_seen(
-        &mut self,
-        opening: &Opening,
-        found: &[(Opened, Vec<Fields>)],
-    ) -> Result<Option<Difference>> {
-        for (theirs, outcome) in found {
+    fn never_seen(&mut self, opening: &Opening, found: &[Outcome]) -> Result<Option<Difference>> {
+        for theirs in found {
             let mut tries = 0;
-            while !opening.to.is_sticky && !self.is_known(opening, outcome) {
+            while !opening.to.is_sticky && !self.is_known(opening, theirs) {
                 let ours = self.open(&self.twins.kube_proxy, opening)?;
-                let wanted = self.describe(opening, &ours);
-                self.note(opening, &wanted);
+                self.note(opening, &ours);
                 tries += 1;
                 if tries == TRIES {
                     return Ok(self.difference(opening, None, "opening", &ours, theirs));
@@ -150,22 +141,22 @@ impl<'a> Talks<'a> {
         Ok(None)
     }
 
-    fn note(&mut self, opening: &Opening, outcome: &[Fields]) {
+    fn note(&mut self, opening: &Opening, outcome: &Outcome) {
         let known = self.known.entry(opening.key()).or_default();
-        known.insert(outcome.to_vec());
+        known.insert(outcome.seen.clone());
     }
 
-    fn is_known(&self, opening: &Opening, outcome: &[Fields]) -> bool {
+    fn is_known(&self, opening: &Opening, outcome: &Outcome) -> bool {
         let known = self.known.get(&opening.key());
-        known.is_some_and(|known| known.contains(outcome))
+        known.is_some_and(|known| known.contains(&outcome.seen))
     }
 
     /// Goes on where both twins have sent the client to the same endpoint.
     fn go_on(
         &mut self,
         opening: &Opening,
-        ours: Opened,
-        theirs: Opened,
+        ours: Outcome,
+        theirs: Outcome,
     ) -> Result<Option<Difference>> {
         let (twins, front) = (self.twins, opening.to.address);
         // What follows fits the usual beginnings.
@@ -175,7 +166,7 @@ impl<'a> Talks<'a> {
             return Ok(None);
         };
         self.tally.served += 1;
-        let side = |twin, opened: &Opened| {
+        let side = |twin, opened: &Outcome| {
             let sent = opened
                 .sent
                 .iter()
@@ -198,19 +189,15 @@ impl<'a> Talks<'a> {
         ];
         for (name, step) in steps(opening.kind, self.rng, endpoint.is_ipv4()) {
             self.tally.packets += 1;
-            let mut found = Vec::new();
-            for side in &mut sides {
-                found.push(side.take(&step)?);
-            }
-            let [ours, theirs] = [0, 1].map(|index| Opened {
-                client: sides[index].client,
-                sent: mem::take(&mut found[index]),
+            let [ours, theirs] = sides.each_mut().map(|side| {
+                let sent = side.take(&step)?;
+                anyhow::Ok(self.outcome(opening, side.client, sent))
             });
             let message = match step {
                 Step::Send(_, message) => Some(message),
                 Step::Error { .. } => None,
             };
-            let differs = self.difference(opening, message, &name, &ours, &theirs);
+            let differs = self.difference(opening, message, &name, &ours?, &theirs?);
             if differs.is_some() {
                 return Ok(differs);
             }
@@ -223,38 +210,34 @@ impl<'a> Talks<'a> {
         opening: &Opening,
         message: Option<Message>,
         step: &str,
-        ours: &Opened,
-        theirs: &Opened,
+        ours: &Outcome,
+        theirs: &Outcome,
     ) -> Option<Difference> {
-        let [kube_proxy, node_lb] = [ours, theirs].map(|opened| self.describe(opening, opened));
-        (kube_proxy != node_lb).then(|| Difference {
+        (ours.seen != theirs.seen).then(|| Difference {
             opening: opening.clone(),
             step: step.to_owned(),
             message,
             objects: self.scene.objects.get(&opening.to.service).cloned(),
-            kube_proxy,
-            node_lb,
+            kube_proxy: ours.seen.clone(),
+            node_lb: theirs.seen.clone(),
         })
     }
 
-    /// What has come out, in the terms that both twins have in common.
-    fn describe(&self, opening: &Opening, opened: &Opened) -> Vec<Fields> {
+    fn outcome(&self, opening: &Opening, client: SocketAddr, sent: Vec<Sent>) -> Outcome {
         let front = opening.to.address;
         let names = Names {
-            client: opened.client,
+            client,
             fixed: &|end| {
                 let is_pods = self.scene.endpoints.contains(&end) && !ground::is_nodes(end.ip());
                 end == front || is_pods
             },
         };
-        describe(&opened.sent, &names)
+        let seen = describe(&sent, &names);
+        Outcome { client, sent, seen }
     }
 
     /// The endpoint that a client's first packet has been sent to.
-    fn endpoint_of(&self, opened: &Opened, opening: &Opening) -> Option<SocketAddr> {
-        if !matches!(opening.kind, Kind::Tcp | Kind::Udp | Kind::Sctp) {
-            return None;
-        }
+    fn endpoint_of(&self, opened: &Outcome, opening: &Opening) -> Option<SocketAddr> {
         let mut packets = opened.sent.iter().map(|sent| Read::packet(&sent.packet));
         packets.find_map(|packet| {
             let is_it =
@@ -264,7 +247,7 @@ impl<'a> Talks<'a> {
     }
 
     /// Sends the first packet from a new port.
-    fn open(&mut self, twin: &Twin, opening: &Opening) -> Result<Opened> {
+    fn open(&mut self, twin: &Twin, opening: &Opening) -> Result<Outcome> {
         self.port = if self.port >= 60_000 {
             10_000
         } else {
@@ -274,14 +257,16 @@ impl<'a> Talks<'a> {
         self.tally.packets += 1;
         let packets = opening.message.packets(client, opening.to.address);
         let sent = twin.wires.exchange(opening.wire, &packets)?;
-        Ok(Opened { client, sent })
+        Ok(self.outcome(opening, client, sent))
     }
 }
 
-/// What a twin has made of a client's packet.
-struct Opened {
+/// What a twin has made of a packet.
+struct Outcome {
     client: SocketAddr,
     sent: Vec<Sent>,
+    /// The same in the terms that both twins have in common.
+    seen: Vec<Fields>,
 }
 
 impl Side<'_> {
@@ -327,7 +312,7 @@ impl Side<'_> {
         let sent = self.twin.wires.exchange(wire, &packets)?;
         for one in &sent {
             let packet = Read::packet(&one.packet);
-            if !matches!(packet.protocol, TCP | UDP | SCTP) || packet.fragmented {
+            if !matches!(packet.protocol, TCP | UDP | SCTP) || packet.fragment.is_some() {
                 continue;
             }
             if packet.to() == self.client {

@@ -3,14 +3,13 @@
 use std::{
     cell::Cell,
     io::ErrorKind,
-    net::IpAddr,
     thread,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, bail};
 use lb_packet::{Header, icmp, icmp_number};
-use lb_tests::{Family, Namespace, PacketSocket};
+use lb_tests::{Namespace, PacketSocket, lab::address::Addresses};
 use nix::{
     sched::{CpuSet, sched_getaffinity, sched_setaffinity},
     unistd::Pid,
@@ -80,9 +79,9 @@ impl Wire {
     }
 
     /// Who asks for a marker's answer.
-    fn address(self, family: Family) -> IpAddr {
+    fn asker(self) -> Addresses {
         let pods = LOCAL_PODS.iter().find(|(wire, _)| *wire == self);
-        pods.map_or(GATEWAY, |(_, pod)| *pod).of(family)
+        pods.map_or(GATEWAY, |(_, pod)| *pod)
     }
 }
 
@@ -124,7 +123,7 @@ impl Wires {
     fn pass(&self, wire: Wire, found: &mut Vec<Sent>) -> Result<()> {
         let number = self.marker.get().wrapping_add(1);
         self.marker.set(number);
-        let (from, to) = (wire.address(Family::V4), NODE.of(Family::V4));
+        let (from, to) = (wire.asker().v4.into(), NODE.v4.into());
         let word = u32::from(MARKER) << 16 | u32::from(number);
         let query = icmp(from, to, (8, 0), word, b"marker");
         self.send(wire, &Header::new(from, to).packet(icmp_number(to), &query))?;
