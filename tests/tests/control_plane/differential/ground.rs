@@ -182,6 +182,14 @@ fn plug_in(node: &Node) -> Result<Wires> {
     node.set_sysctl("net/ipv6/icmp/ratelimit", "0")?;
     node.set_sysctl("net/ipv4/icmp_msgs_per_sec", "1000000")?;
     node.set_sysctl("net/ipv4/icmp_msgs_burst", "1000000")?;
+    // The rest of refused datagrams waits for a minute for what does not come, and takes room from others.
+    for table in [
+        "net/ipv4/ipfrag_high_thresh",
+        "net/ipv6/ip6frag_high_thresh",
+        "net/netfilter/nf_conntrack_frag6_high_thresh",
+    ] {
+        node.set_sysctl(table, "134217728")?;
+    }
     let beyond = Namespace::new();
     beyond.command(
         "sysctl",

@@ -4,7 +4,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::SocketAddr,
-    ops::AddAssign,
+    ops::{AddAssign, Range},
     thread,
     time::Duration,
 };
@@ -25,6 +25,9 @@ use super::{
     seen::{Fields, Names, RELAYED, describe, is_too_big},
     wires::{Sent, Wire},
 };
+
+/// Ports of clients.
+const PORTS: Range<u16> = 10_000..60_000;
 
 /// What has come of conversations.
 #[derive(Clone, Debug, Default)]
@@ -66,7 +69,7 @@ struct Side<'a> {
 
 impl<'a> Talks<'a> {
     pub fn new(twins: &'a Twins, scene: &'a Scene, rng: &'a mut Rng) -> Self {
-        let port = rng.u16(10_000..40_000);
+        let port = rng.u16(PORTS);
         Self {
             twins,
             scene,
@@ -88,9 +91,10 @@ impl<'a> Talks<'a> {
         {
             return Ok(difference);
         }
-        // Something may have been under way, or there were too many answers in this second. What is a
-        // rule repeats itself.
+        // Something may have been under way, there were too many answers in this second, or an older
+        // connection had the client's port. What is a rule repeats itself.
         thread::sleep(Duration::from_millis(1100));
+        self.port = self.rng.u16(PORTS);
         self.compare(&opening)
     }
 
@@ -248,10 +252,9 @@ impl<'a> Talks<'a> {
 
     /// Sends the first packet from a new port.
     fn open(&mut self, twin: &Twin, opening: &Opening) -> Result<Outcome> {
-        self.port = if self.port >= 60_000 {
-            10_000
-        } else {
-            self.port + 1
+        self.port = match PORTS.contains(&(self.port + 1)) {
+            true => self.port + 1,
+            false => PORTS.start,
         };
         let client = SocketAddr::new(opening.source(self.rng), self.port);
         self.tally.packets += 1;
