@@ -13,6 +13,7 @@ use tokio::sync::Notify;
 use super::{
     catalog::Catalog,
     connections::Connections,
+    history::Numbers,
     local_api::traffic::{ServiceEndpoints, Traffic},
     progress::Progress,
     status::{self, FlowTable, Status},
@@ -157,6 +158,25 @@ impl Bulletin {
             refused_packets: BTreeMap::new(),
             flow_tables: published.flows.as_ref().map(|flows| FlowTable::both(flows)),
             maps: published.maps.iter().map(Into::into).collect(),
+        }
+    }
+
+    /// What the last hour shows, but for packets.
+    pub fn numbers(&self) -> Numbers {
+        let flows = self.published().flows.clone();
+        let tables = flows.as_ref().map(|stats| [&stats.v4, &stats.v6]);
+        let levels = self.connections.levels();
+        Numbers {
+            flows: tables.map(|tables| tables.map(|table| table.flows.total()).iter().sum()),
+            room: tables.map_or(0, |tables| {
+                tables
+                    .map(|table| u64::from(table.records / 2))
+                    .iter()
+                    .sum()
+            }),
+            waiting: levels.iter().map(|level| level.waiting).sum(),
+            seats: levels.iter().map(|level| level.in_use).sum(),
+            ..Numbers::default()
         }
     }
 

@@ -81,11 +81,16 @@ impl Tables {
 }
 
 impl FlowSource for KernelFlows {
-    fn flows(&self, limit: usize) -> anyhow::Result<(Vec<FlowReport>, bool)> {
+    fn flows(
+        &self,
+        wanted: &dyn Fn(&FlowReport) -> bool,
+        limit: usize,
+    ) -> anyhow::Result<(Vec<FlowReport>, bool)> {
         let tables = self.tables()?;
         let (rate, now) = (tables.rate, tables.now()?);
         let v4 = FlowReport::all(&tables.v4, rate, now);
-        let mut all = v4.chain(FlowReport::all(&tables.v6, rate, now));
+        let all = v4.chain(FlowReport::all(&tables.v6, rate, now));
+        let mut all = all.filter(wanted);
         let flows: Vec<_> = all.by_ref().take(limit).collect();
         let more = all.next().is_some();
         Ok((flows, more))

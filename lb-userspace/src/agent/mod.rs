@@ -3,18 +3,21 @@
 
 mod admission;
 mod attachments;
+pub mod attention;
 mod bulletin;
 pub mod catalog;
 mod connections;
 mod events;
 mod feed;
 mod flow_source;
+pub mod history;
 mod hosted;
 mod kernel;
 pub mod local_api;
 pub mod metrics_server;
 mod node;
 mod observe;
+pub mod page;
 mod pins;
 mod process;
 mod progress;

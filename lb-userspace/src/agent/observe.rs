@@ -13,6 +13,7 @@ use lb_objects::ObjectName;
 
 use super::{
     bulletin::Bulletin,
+    history::{Numbers, NumbersSource},
     local_api::traffic::{ServiceEndpoints, Traffic, TrafficSource},
     status::Status,
 };
@@ -58,6 +59,12 @@ impl Observer {
         self.bulletin.status()
     }
 
+    /// Packets that were counted for a reason at all hooks.
+    fn at_all_hooks(&self, reason: Reason) -> anyhow::Result<u64> {
+        let at_hooks = Hook::ALL.iter().map(|hook| self.packets(*hook, reason));
+        at_hooks.sum()
+    }
+
     /// Packets that were counted at a hook for a reason, on all CPUs.
     fn packets(&self, hook: Hook, reason: Reason) -> anyhow::Result<u64> {
         let counts = self.counters.get(&hook.counter(reason), 0);
@@ -95,8 +102,7 @@ impl TrafficSource for Observer {
         let at = Instant::now();
         let mut traffic = self.bulletin.traffic();
         for reason in Reason::ALL.iter().filter(|reason| reason.is_refusal()) {
-            let at_hooks = Hook::ALL.iter().map(|hook| self.packets(*hook, *reason));
-            let packets = at_hooks.sum::<anyhow::Result<u64>>()?;
+            let packets = self.at_all_hooks(*reason)?;
             let name = reason.name().to_owned();
             traffic.refused_packets.insert(name, packets);
         }
@@ -107,5 +113,19 @@ impl TrafficSource for Observer {
 
     fn endpoints(&self, service: &ObjectName) -> Option<ServiceEndpoints> {
         self.bulletin.endpoints(service)
+    }
+}
+
+impl NumbersSource for Observer {
+    fn numbers(&self) -> anyhow::Result<Numbers> {
+        let refusals = Reason::ALL.iter().filter(|reason| reason.is_refusal());
+        let refused = refusals.map(|reason| Ok((reason.name(), self.at_all_hooks(*reason)?)));
+        let opened = [Reason::Opened, Reason::SocketTranslated];
+        let opened = opened.into_iter().map(|reason| self.at_all_hooks(reason));
+        Ok(Numbers {
+            refused: refused.collect::<anyhow::Result<_>>()?,
+            opened: opened.sum::<anyhow::Result<_>>()?,
+            ..self.bulletin.numbers()
+        })
     }
 }

@@ -11,9 +11,11 @@ use tokio::{
 
 use super::{
     catalog::Catalog,
-    local_api::{LocalApi, flows::FlowSource, trace::TraceRequest},
+    history::History,
+    local_api::{LocalApi, SharedApi, flows::FlowSource, trace::TraceRequest},
     metrics_server::MetricsServer,
     observe::Observer,
+    page::StatusPage,
     process::Process,
     succession::offer::{self, Offer},
 };
@@ -50,6 +52,8 @@ pub struct Servers {
     /// The check that the data plane keeps what is written to it.
     pub data_plane: Condition,
     configz: bytes::Bytes,
+    /// For the socket and the status page.
+    api: SharedApi,
     local: Option<LocalServer>,
     /// One for each server that speaks for the whole agent. Dropped, they end these.
     public: Vec<oneshot::Sender<Leave>>,
@@ -105,6 +109,7 @@ impl Servers {
             has_room,
             devices,
             data_plane,
+            api: SharedApi::default(),
             local: None,
             public: Vec::new(),
             runtime,
@@ -130,6 +135,9 @@ impl Servers {
         };
         self.start(config.healthz_bind_address, "healthz", healthz);
         self.start(config.metrics_bind_address, "metrics", metrics);
+        if let Some(address) = config.status_page_bind_address {
+            self.start(address, "page", StatusPage(self.api.clone()));
+        }
     }
 
     /// Starts a server; waits for a port that is taken, which holds nothing else up.
@@ -177,7 +185,7 @@ impl Servers {
         leaving
     }
 
-    /// Answers local commands.
+    /// Answers local commands, and what the status page asks; keeps what has been seen from now on.
     ///
     /// # Errors
     ///
@@ -191,21 +199,28 @@ impl Servers {
         observer: Arc<Observer>,
         trace: mpsc::Sender<TraceRequest>,
     ) -> anyhow::Result<()> {
+        let history = Arc::<History>::default();
+        let following = history.clone();
+        let following = following.follow(observer.clone(), self.readiness.clone());
+        self.runtime.spawn(following);
         let api = LocalApi {
             catalog: self.catalog.clone(),
             flows,
             traffic: observer.clone(),
             initialization: self.initialization.clone(),
             readiness: self.readiness.clone(),
+            history,
             configz: self.configz.clone(),
             status: Arc::new(move || observer.status()),
             numbered,
             line,
             trace,
         };
+        self.api.set(Some(api));
         let started = http::bind_unix(&config.socket).and_then(|listener| {
             let limits = Limits::default();
-            self.stack.serve_locally(listener, "local", api, limits)
+            self.stack
+                .serve_locally(listener, "local", self.api.clone(), limits)
         });
         let path = config.socket.display();
         self.local =
@@ -215,6 +230,7 @@ impl Servers {
 
     /// Answers local commands no longer. When this returns, another agent can.
     pub async fn end_locally(&mut self) {
+        self.api.set(None);
         if let Some(local) = self.local.take() {
             local.close().await;
         }

@@ -18,11 +18,14 @@ const DEADLINE: Duration = Duration::from_secs(1);
 
 pub fn check(config: &Config) -> Vec<Finding> {
     let running = is_running(&config.socket);
-    vec![
+    let mut findings = vec![
         socket(&config.socket, running),
         port("healthz-bind-address", config.healthz_bind_address, running),
         port("metrics-bind-address", config.metrics_bind_address, running),
-    ]
+    ];
+    let page = config.status_page_bind_address;
+    findings.extend(page.map(|address| port("status-page-bind-address", address, running)));
+    findings
 }
 
 fn socket(path: &Path, running: bool) -> Finding {

@@ -2,9 +2,11 @@
 
 use std::fmt::Write as _;
 
+use super::output::plain;
 use crate::check::{Finding, Level};
 
-/// A line per finding, its remedy below.
+/// A line per finding, its remedy below. Names of objects, and what others say of them, may be anything;
+/// a terminal gets only what does nothing to it.
 pub fn text(findings: &[Finding]) -> String {
     let width = findings.iter().map(|finding| finding.check.len()).max();
     let width = width.unwrap_or_default();
@@ -23,8 +25,8 @@ pub fn text(findings: &[Finding]) -> String {
         };
         // Some errors, such as the verifier's, have several lines.
         let indented = |text: &str| {
-            text.trim_end()
-                .replace('\n', &format!("\n{:1$}", "", width + 11))
+            let lines: Vec<_> = text.trim_end().split('\n').map(plain).collect();
+            lines.join(&format!("\n{:1$}", "", width + 11))
         };
         let found = indented(found);
         writeln!(text, "{label:7}  {check:width$}  {found}").expect("a String takes any text");

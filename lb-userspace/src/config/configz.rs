@@ -49,6 +49,7 @@ impl Config {
                 .collect::<BTreeMap<_, _>>(),
             "healthz-bind-address": self.healthz_bind_address.to_string(),
             "metrics-bind-address": self.metrics_bind_address.to_string(),
+            "status-page-bind-address": self.status_page_bind_address.map(|address| address.to_string()),
             "service-metrics": self.service_metrics.to_string(),
             "socket": self.socket,
             "take-over": self.take_over,

@@ -19,7 +19,7 @@ use super::{
         AdmissionMode, DetectLocalMode, FailingEndpoints, FeatureGate, Handover, NetfilterMode,
         NodePortAddress, PortRange, Sctp, ServiceSeries, SocketLb, UnknownServicePorts, XdpMode,
         api_server_url, connections, duration, healthz_address, maglev_table_size, metrics_address,
-        object_name, positive_duration,
+        object_name, positive_duration, status_page_address,
     },
 };
 
@@ -172,6 +172,15 @@ pub struct Flags {
         default_value = "127.0.0.1:10249"
     )]
     pub metrics_bind_address: SocketAddr,
+
+    /// Address that serves the status page, to whoever can reach it: it shows Services, addresses of
+    /// clients and endpoints, and can change nothing. The --socket serves it as well [default: none]
+    #[arg(
+        long,
+        value_name = "IP[:PORT]",
+        value_parser = status_page_address
+    )]
+    pub status_page_bind_address: Option<SocketAddr>,
 
     /// Service ports that have metrics of their own: all, none, or this number of the busiest ones,
     /// with a sum of the others

@@ -58,6 +58,8 @@ pub struct Config {
     pub masquerade_all: bool,
     pub healthz_bind_address: SocketAddr,
     pub metrics_bind_address: SocketAddr,
+    /// Where the status page is served, besides the socket.
+    pub status_page_bind_address: Option<SocketAddr>,
     pub service_metrics: ServiceSeries,
     /// Where the agent listens for local commands.
     pub socket: PathBuf,
@@ -266,6 +268,7 @@ impl TryFrom<Flags> for Config {
             masquerade_all: flags.masquerade_all,
             healthz_bind_address: flags.healthz_bind_address,
             metrics_bind_address: flags.metrics_bind_address,
+            status_page_bind_address: flags.status_page_bind_address,
             service_metrics: flags.service_metrics,
             socket: flags.socket,
             take_over: flags.take_over,

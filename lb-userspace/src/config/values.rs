@@ -16,6 +16,8 @@ use lb_objects::ObjectName;
 const HEALTHZ_PORT: u16 = 10256;
 /// Port of the metrics endpoint.
 const METRICS_PORT: u16 = 10249;
+/// Port of the status page: no component of Kubernetes listens there.
+const STATUS_PAGE_PORT: u16 = 10246;
 /// The largest Maglev table. For a Service with more endpoints than a hundredth of this, use
 /// random.
 const MAX_MAGLEV_TABLE: u32 = 131_071;
@@ -335,6 +337,10 @@ pub(super) fn healthz_address(text: &str) -> Result<SocketAddr, String> {
 
 pub(super) fn metrics_address(text: &str) -> Result<SocketAddr, String> {
     bind_address(text, METRICS_PORT)
+}
+
+pub(super) fn status_page_address(text: &str) -> Result<SocketAddr, String> {
+    bind_address(text, STATUS_PAGE_PORT)
 }
 
 pub(super) fn maglev_table_size(text: &str) -> Result<u32, String> {

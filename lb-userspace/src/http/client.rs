@@ -9,7 +9,7 @@ use anyhow::Context as _;
 /// # Errors
 /// If the connection fails, or the answer is not HTTP.
 pub fn get(mut stream: impl Read + Write, path: &str) -> anyhow::Result<(u16, String)> {
-    write!(stream, "GET {path} HTTP/1.0\r\nHost: node-lb\r\n\r\n")?;
+    write!(stream, "GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n")?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;
     let (head, body) = answer
@@ -29,7 +29,7 @@ pub fn get(mut stream: impl Read + Write, path: &str) -> anyhow::Result<(u16, St
 /// # Errors
 /// If the connection fails, or the answer is not HTTP.
 pub fn open<S: Read + Write>(mut stream: S, path: &str) -> anyhow::Result<(u16, BufReader<S>)> {
-    write!(stream, "GET {path} HTTP/1.0\r\nHost: node-lb\r\n\r\n")?;
+    write!(stream, "GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n")?;
     let mut answer = BufReader::new(stream);
     let mut line = String::new();
     answer.read_line(&mut line)?;

@@ -50,7 +50,12 @@ pub async fn get(server: SocketAddr, path: &str) -> Reply {
 }
 
 pub async fn request(server: SocketAddr, method: &str, path: &str) -> Reply {
-    let head = format!("{method} {path} HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n");
+    request_of(server, "node", method, path).await
+}
+
+/// By this name of the server.
+pub async fn request_of(server: SocketAddr, host: &str, method: &str, path: &str) -> Reply {
+    let head = format!("{method} {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
     let mut stream = TcpStream::connect(server).await.unwrap();
     stream.write_all(head.as_bytes()).await.unwrap();
     Reply::parse(&read_to_close(&mut stream).await)

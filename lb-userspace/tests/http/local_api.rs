@@ -24,7 +24,7 @@ use node_lb::{
         holders::{Held, Holder, Whose},
     },
     health::readiness::Readiness,
-    http::Server,
+    http::{Handler, Server},
     plan::{LocalNode, PlanOptions, ServicePlan, plan},
 };
 use serde_json::{Value, json};
@@ -182,6 +182,36 @@ async fn flows_are_bounded_and_have_their_service_s_name() {
     assert_eq!(agent.get("/flows?limit=x").await.0, 400);
 }
 
+#[tokio::test]
+async fn flows_are_found_by_service_client_endpoint_and_stage() {
+    let agent = Agent::start();
+    agent.put("shop", "web", &["10.1.0.1"]);
+    for (query, found) in [
+        ("service=shop%2Fweb", 3),
+        ("service=shop%2Fother", 0),
+        ("service=&client=", 3),
+        ("client=192.0.2.1", 3),
+        ("client=192.0.2.0/24&endpoint=10.1.0.1", 3),
+        ("client=192.0.3.0/24", 0),
+        ("endpoint=2001:db8::/32", 0),
+        ("stage=established", 3),
+        ("stage=closed", 0),
+        ("service=shop%2Fweb&stage=established&limit=1", 1),
+    ] {
+        let (_, page) = agent.get(&format!("/flows?{query}")).await;
+        assert_eq!(page["items"].as_array().unwrap().len(), found, "{query}");
+        assert_eq!(page["truncated"], query.ends_with("limit=1"), "{query}");
+    }
+    for query in ["service=web", "client=x", "endpoint=192.0.2.0%2F33"] {
+        let (status, refusal) = agent.get(&format!("/flows?{query}")).await;
+        assert_eq!(
+            (status, &refusal["reason"]),
+            (400, &json!("BadRequest")),
+            "{query}"
+        );
+    }
+}
+
 /// Schemas have no names here.
 #[tokio::test]
 async fn those_who_hold_seats_are_told_by_what_their_flows_have_in_common() {
@@ -284,19 +314,24 @@ async fn settings_and_state_are_shown_and_nothing_can_be_written() {
 }
 
 /// The API of an agent that has no kernel.
-struct Agent {
+pub struct Agent {
     parts: Parts,
     catalog: Arc<Catalog>,
-    server: Server,
+    pub server: Server,
     followed: Arc<()>,
 }
 
 impl Agent {
-    fn start() -> Self {
+    pub fn start() -> Self {
         Self::start_with(Parts::new(<_>::default()))
     }
 
     fn start_with(parts: Parts) -> Self {
+        Self::serving(parts, |api| api)
+    }
+
+    /// Serves what is made of the API.
+    pub fn serving<H: Handler>(parts: Parts, handler: impl FnOnce(LocalApi) -> H) -> Self {
         let catalog = Arc::new(Catalog::new());
         let status = || Status {
             node: "worker-1".to_owned(),
@@ -311,6 +346,7 @@ impl Agent {
             traffic: Arc::new(OneService),
             initialization: parts.initialization.clone(),
             readiness: Arc::new(Readiness::new()),
+            history: Arc::default(),
             configz: Bytes::from_static(br#"{"node-lb":{}}"#),
             status: Arc::new(status),
             numbered: Arc::default(),
@@ -318,7 +354,7 @@ impl Agent {
             trace,
         };
         Self {
-            server: parts.serve(api),
+            server: parts.serve(handler(api)),
             parts,
             catalog,
             followed,
@@ -330,13 +366,13 @@ impl Agent {
         Arc::strong_count(&self.followed) - 2
     }
 
-    fn put(&self, namespace: &str, name: &str, endpoints: &[&str]) {
+    pub fn put(&self, namespace: &str, name: &str, endpoints: &[&str]) {
         let plan = planned(namespace, name, endpoints);
         self.catalog
             .set(&plan.service.clone(), Some(Arc::new(plan)));
     }
 
-    async fn get(&self, path: &str) -> (u16, Value) {
+    pub async fn get(&self, path: &str) -> (u16, Value) {
         let (status, body) = self.get_text(path).await;
         let json = serde_json::from_str(&body);
         (status, json.unwrap_or_else(|_| panic!("{path}: {body}")))
@@ -439,9 +475,15 @@ impl TrafficSource for OneService {
 struct ThreeFlows(Arc<()>);
 
 impl FlowSource for ThreeFlows {
-    fn flows(&self, limit: usize) -> anyhow::Result<(Vec<FlowReport>, bool)> {
-        let flows = (1000..1003).map(flow).take(limit).collect();
-        Ok((flows, limit < 3))
+    fn flows(
+        &self,
+        wanted: &dyn Fn(&FlowReport) -> bool,
+        limit: usize,
+    ) -> anyhow::Result<(Vec<FlowReport>, bool)> {
+        let mut flows: Vec<_> = (1000..1003).map(flow).filter(wanted).collect();
+        let more = flows.len() > limit;
+        flows.truncate(limit);
+        Ok((flows, more))
     }
 
     fn holders(&self, limit: usize) -> anyhow::Result<(Vec<(Holder, Held)>, bool)> {

@@ -11,6 +11,7 @@ mod limits;
 mod local;
 mod local_api;
 mod metrics;
+mod page;
 mod process_health;
 mod readiness;
 mod service_health;

@@ -1,16 +1,18 @@
 //! `/flows`: the connections in the kernel's flow tables.
 
 use std::{
+    borrow::Cow,
     collections::{HashMap, HashSet},
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     sync::Arc,
     time::Duration,
 };
 
 use bytes::Bytes;
 use futures_util::stream;
-use hyper::StatusCode;
-use lb_objects::Protocol;
+use hyper::{StatusCode, Uri};
+use ipnet::IpNet;
+use lb_objects::{ObjectName, Protocol};
 use serde::Serialize;
 use tokio::{
     task::spawn_blocking,
@@ -24,7 +26,8 @@ use crate::{
         FlowReport,
         holders::{Held, Holder},
     },
-    http::{Body, Request, Response, response},
+    http::{Body, Request, Response, error_status, query_value, response},
+    plan::{Plan, ServicePlan},
 };
 
 /// How often new flows are looked for.
@@ -34,12 +37,16 @@ const MOST_NEW: usize = 1000;
 
 /// The flow tables.
 pub trait FlowSource: Send + Sync + 'static {
-    /// At most `limit` flows, and whether there are more. Blocks while it reads.
+    /// At most `limit` of the flows that are wanted, and whether there are more. Blocks while it reads.
     ///
     /// # Errors
     ///
     /// If the tables cannot be read.
-    fn flows(&self, limit: usize) -> anyhow::Result<(Vec<FlowReport>, bool)>;
+    fn flows(
+        &self,
+        wanted: &dyn Fn(&FlowReport) -> bool,
+        limit: usize,
+    ) -> anyhow::Result<(Vec<FlowReport>, bool)>;
 
     /// At most `limit` flows of flow schemas, in the sense of API Priority and Fairness, that have
     /// connections; those with the most first. Also whether there are more. Blocks while it reads.
@@ -81,14 +88,89 @@ struct Page {
     truncated: bool,
 }
 
-/// At most `?limit=` flows.
+/// Which flows somebody asks for: all that have everything that is named.
+struct Wanted {
+    /// `?service=NAMESPACE/NAME`: the frontends of this Service.
+    frontends: Option<HashSet<(SocketAddr, Protocol)>>,
+    /// `?client=IP` or a network.
+    client: Option<IpNet>,
+    /// `?endpoint=IP` or a network.
+    endpoint: Option<IpNet>,
+    /// `?stage=NAME`.
+    stage: Option<String>,
+}
+
+impl Wanted {
+    /// Or what a parameter has to be.
+    fn of(uri: &Uri, catalog: &Catalog) -> Result<Self, String> {
+        let value = |name| query_value(uri, name).filter(|value| !value.is_empty());
+        let network = |name| -> Result<Option<IpNet>, String> {
+            let Some(text) = value(name) else {
+                return Ok(None);
+            };
+            let network = text.parse().or_else(|_| text.parse().map(IpAddr::into));
+            network
+                .map(Some)
+                .map_err(|_| format!("{name} is not an IP address or a network"))
+        };
+        let service = match value("service") {
+            None => None,
+            Some(text) => match text.split_once('/') {
+                Some((namespace, name)) => Some(ObjectName::new(namespace, name)),
+                None => return Err("service is not NAMESPACE/NAME".to_owned()),
+            },
+        };
+        Ok(Self {
+            frontends: service.map(|service| frontends(catalog.get(&service).as_deref())),
+            client: network("client")?,
+            endpoint: network("endpoint")?,
+            stage: value("stage").map(Cow::into_owned),
+        })
+    }
+
+    fn has(&self, flow: &FlowReport) -> bool {
+        let within = |network: Option<IpNet>, address: SocketAddr| {
+            network.is_none_or(|network| network.contains(&address.ip()))
+        };
+        within(self.client, flow.client)
+            && within(self.endpoint, flow.endpoint)
+            && self.stage.as_ref().is_none_or(|stage| stage == flow.stage)
+            && self
+                .frontends
+                .as_ref()
+                .is_none_or(|known| known.contains(&flow.key()))
+    }
+}
+
+/// The frontends of a Service: none if it is not there.
+fn frontends(service: Option<&ServicePlan>) -> HashSet<(SocketAddr, Protocol)> {
+    let ports = service.into_iter().flat_map(|service| &service.ports);
+    let of_port = |port: &'_ Plan| {
+        let protocol = port.name.protocol;
+        let addresses: Vec<_> = port
+            .frontends
+            .iter()
+            .map(|frontend| frontend.address)
+            .collect();
+        addresses
+            .into_iter()
+            .map(move |address| (address, protocol))
+    };
+    ports.flat_map(of_port).collect()
+}
+
+/// At most `?limit=` of the flows that are [`Wanted`].
 pub async fn list(
     request: &Request,
     flows: Arc<dyn FlowSource>,
     catalog: Arc<Catalog>,
 ) -> Response {
+    let wanted = match Wanted::of(request.uri(), &catalog) {
+        Ok(wanted) => wanted,
+        Err(error) => return error_status(StatusCode::BAD_REQUEST, "BadRequest", error),
+    };
     page(request, MOST, move |limit| {
-        let (mut items, truncated) = flows.flows(limit)?;
+        let (mut items, truncated) = flows.flows(&|flow| wanted.has(flow), limit)?;
         name_services(&mut items, &catalog);
         Ok(Page { items, truncated })
     })

@@ -8,7 +8,10 @@ pub mod services;
 pub mod trace;
 pub mod traffic;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, PoisonError, RwLock},
+    time::Duration,
+};
 
 use bytes::Bytes;
 use hyper::{Method, StatusCode, Uri, header::ALLOW, header::HeaderValue};
@@ -21,7 +24,7 @@ use self::{
     trace::{TRACE, TraceRequest},
     traffic::{TRAFFIC, TrafficSource},
 };
-use super::{catalog::Catalog, status::Status};
+use super::{attention, catalog::Catalog, history::History, page, status::Status};
 use crate::{
     health::{initialization::Initialization, readiness::Readiness},
     http::{
@@ -45,6 +48,22 @@ const FLOWS: &str = "/flows";
 const CONNECTIONS: &str = "/connections";
 /// The path of queues for seats.
 const QUEUES: &str = "/queues";
+/// The path of the agent's state.
+const STATUS: &str = "/status";
+/// The path of the last hour.
+const HISTORY: &str = "/history";
+
+/// What the status page asks for, and what is below that.
+pub const PAGE_PATHS: [&str; 8] = [
+    STATUS,
+    HISTORY,
+    TRAFFIC,
+    SERVICES,
+    FLOWS,
+    CONNECTIONS,
+    QUEUES,
+    "/readyz",
+];
 
 /// Answers local commands.
 pub struct LocalApi {
@@ -53,6 +72,7 @@ pub struct LocalApi {
     pub traffic: Arc<dyn TrafficSource>,
     pub initialization: Arc<Initialization>,
     pub readiness: Arc<Readiness>,
+    pub history: Arc<History>,
     /// `/configz`: the settings in force, a JSON object.
     pub configz: Bytes,
     /// `/status`, which takes time and waits for nobody.
@@ -66,6 +86,19 @@ pub struct LocalApi {
 }
 
 impl LocalApi {
+    /// Whether the answer goes on until one side ends it.
+    pub fn is_stream(uri: &Uri) -> bool {
+        match uri.path() {
+            SERVICES => has_flag(uri, "watch"),
+            FLOWS => has_flag(uri, "follow"),
+            path => path == TRACE,
+        }
+    }
+
+    fn history(&self) -> Response {
+        written(self.history.json())
+    }
+
     async fn status(&self, request: &Request) -> Response {
         let status = self.status.clone();
         let readiness = self.readiness.clone();
@@ -74,7 +107,7 @@ impl LocalApi {
             ..status()
         };
         match run_blocking(request, collect).await {
-            Ok(status) => object(&status),
+            Ok(status) => object(&attention::Report::of(status)),
             Err(error) => error_status(
                 StatusCode::INTERNAL_SERVER_ERROR,
                 "InternalError",
@@ -88,10 +121,8 @@ impl Handler for LocalApi {
     fn class(&self, request: &Request) -> Class {
         let uri = request.uri();
         match uri.path() {
-            SERVICES if has_flag(uri, "watch") => Class::Stream,
+            _ if Self::is_stream(uri) => Class::Stream,
             SERVICES if matches!(limit(uri), Ok(None)) => Class::Wide,
-            FLOWS if has_flag(uri, "follow") => Class::Stream,
-            TRACE => Class::Stream,
             path if Readiness::serves(path) => Class::Probe,
             _ => Class::Bounded,
         }
@@ -107,7 +138,8 @@ impl Handler for LocalApi {
         }
         let uri = request.uri();
         match uri.path() {
-            "/status" => self.status(&request).await,
+            STATUS => self.status(&request).await,
+            HISTORY => self.history(),
             "/configz" => json(StatusCode::OK, self.configz.clone()),
             SERVICES if has_flag(uri, "watch") => services::watch(&self.catalog),
             SERVICES => services::list(&self.catalog, uri),
@@ -129,9 +161,43 @@ impl Handler for LocalApi {
                 } else if let Some(name) = service_below(TRAFFIC, path) {
                     traffic::endpoints(&*self.traffic, &name)
                 } else {
-                    not_found()
+                    page::file(path).unwrap_or_else(not_found)
                 }
             }
+        }
+    }
+}
+
+/// The local API while an agent is in charge, for more servers than one.
+#[derive(Clone, Default)]
+pub struct SharedApi(Arc<RwLock<Option<Arc<LocalApi>>>>);
+
+impl SharedApi {
+    /// From now on this one answers; `None`: nobody.
+    pub fn set(&self, api: Option<LocalApi>) {
+        let mut shared = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        *shared = api.map(Arc::new);
+    }
+
+    fn get(&self) -> Option<Arc<LocalApi>> {
+        let api = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        api.clone()
+    }
+}
+
+impl Handler for SharedApi {
+    fn class(&self, request: &Request) -> Class {
+        self.get().map_or(Class::Bounded, |api| api.class(request))
+    }
+
+    async fn call(&self, request: Request) -> Response {
+        match self.get() {
+            Some(api) => api.call(request).await,
+            None => error_status(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "ServiceUnavailable",
+                "this agent is not in charge of the node now",
+            ),
         }
     }
 }
@@ -146,7 +212,12 @@ fn service_below(parent: &str, path: &str) -> Option<ObjectName> {
 
 /// A JSON object as the whole answer.
 fn object(value: &impl serde::Serialize) -> Response {
-    match serde_json::to_vec(value) {
+    written(serde_json::to_vec(value))
+}
+
+/// The same once it is written.
+fn written(object: serde_json::Result<Vec<u8>>) -> Response {
+    match object {
         Ok(body) => json(StatusCode::OK, body),
         Err(error) => error_status(StatusCode::INTERNAL_SERVER_ERROR, "InternalError", error),
     }

@@ -2,8 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::attention::NEARLY_FULL;
-use crate::agent::status::Status;
+use crate::agent::{attention::NEARLY_FULL, status::Status};
 
 /// An age of what is shown that is worth mentioning, in milliseconds.
 const OLD: u64 = 2000;

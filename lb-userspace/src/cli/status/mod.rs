@@ -1,6 +1,5 @@
 //! `node-lb status`: the state of the agent on this node, and what it cannot do.
 
-mod attention;
 mod figures;
 #[cfg(test)]
 mod tests;
@@ -9,10 +8,12 @@ use std::{os::unix::net::UnixStream, process::ExitCode, time::Duration};
 
 use anyhow::{Context as _, bail};
 use clap::Args;
-use serde::Serialize;
 
 use super::{findings, live::Live, local_api::LocalApi};
-use crate::{agent::status::Status, check::Finding, http::get};
+use crate::{
+    agent::{attention::Report, status::Status},
+    http::get,
+};
 
 /// How long the agent may take to answer.
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -28,14 +29,6 @@ pub struct Command {
     live: Live,
 }
 
-/// What is shown; JSON is the agent's own answer, and what of it needs attention.
-#[derive(Serialize)]
-struct Report {
-    attention: Vec<Finding>,
-    #[serde(flatten)]
-    status: Status,
-}
-
 impl Command {
     /// # Errors
     /// If no agent answers.
@@ -45,15 +38,6 @@ impl Command {
             true => ExitCode::SUCCESS,
             false => ExitCode::from(NEEDS_ATTENTION),
         })
-    }
-}
-
-impl Report {
-    fn of(status: Status) -> Self {
-        Self {
-            attention: attention::of(&status),
-            status,
-        }
     }
 }
 

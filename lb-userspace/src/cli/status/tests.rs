@@ -2,9 +2,12 @@ use std::fmt::Write as _;
 
 use super::*;
 use crate::{
-    agent::status::{
-        AtLimit, ConnectionLimit, Difference, Failing, FlowTable, Map, NotProgrammed, Pressed,
-        PriorityLevel, SilentNode, Syncing,
+    agent::{
+        attention,
+        status::{
+            AtLimit, ConnectionLimit, Difference, Failing, FlowTable, Map, NotProgrammed, Pressed,
+            PriorityLevel, SilentNode, Syncing,
+        },
     },
     check::Level,
     flows::Limit,

@@ -21,6 +21,7 @@ pub enum Purpose {
     ApiServer,
     Healthz,
     Metrics,
+    StatusPage,
     HealthCheckNodePort,
 }
 
@@ -31,6 +32,7 @@ impl Purpose {
             Self::ApiServer => "where this node reaches the API server",
             Self::Healthz => "where the agent serves /healthz",
             Self::Metrics => "where the agent serves /metrics",
+            Self::StatusPage => "where the agent serves its status page",
             Self::HealthCheckNodePort => "where the agent serves a healthCheckNodePort",
         }
     }
@@ -65,6 +67,9 @@ impl Reserved {
         let mut reserved = Self::on(own);
         reserved.add(config.healthz_bind_address, Purpose::Healthz);
         reserved.add(config.metrics_bind_address, Purpose::Metrics);
+        if let Some(address) = config.status_page_bind_address {
+            reserved.add(address, Purpose::StatusPage);
+        }
         for address in api_servers {
             reserved.add(address, Purpose::ApiServer);
         }

@@ -2,11 +2,10 @@
 
 use std::time::Duration;
 
-use crate::{
-    agent::status::{ConnectionLimit, PriorityLevel, Status},
-    check::Finding,
-    cli::output::plain,
-};
+use serde::Serialize;
+
+use super::status::{ConnectionLimit, PriorityLevel, Status};
+use crate::check::Finding;
 
 /// Of a map's entries, or a table's records, how many in a hundred are in use when it is nearly full.
 pub const NEARLY_FULL: u64 = 80;
@@ -14,6 +13,24 @@ pub const NEARLY_FULL: u64 = 80;
 const SHOWN: usize = 5;
 /// An agent that is busy with one thing for longer than this keeps changes waiting.
 const LONG: Duration = Duration::from_secs(10);
+
+/// An agent's state, and before it what of that needs attention: one JSON object.
+#[derive(Serialize)]
+pub struct Report {
+    pub attention: Vec<Finding>,
+    #[serde(flatten)]
+    pub status: Status,
+}
+
+impl Report {
+    /// Judges a state.
+    pub fn of(status: Status) -> Self {
+        Self {
+            attention: of(&status),
+            status,
+        }
+    }
+}
 
 /// What needs attention, the worst first. What passes within seconds by itself does not.
 pub fn of(status: &Status) -> Vec<Finding> {
@@ -42,7 +59,7 @@ fn agent(status: &Status) -> Vec<Finding> {
     let mut findings = some(&status.not_ready, |check| {
         let found = format!("the agent is not ready: {check}");
         let remedy = "the log and docs/alerts.md (NodeLbAgentNotReady) say more of this check";
-        failure("Agent", &found, remedy)
+        Finding::failure("Agent", found, remedy)
     });
     let busy = status.syncing.as_ref().map_or(0, |sync| sync.for_ms);
     let busy = Duration::from_millis(busy.max(status.age_ms));
@@ -53,7 +70,7 @@ fn agent(status: &Status) -> Vec<Finding> {
         );
         let remedy = "look at its log and at the processor's load; after a minute /livez fails, and the kubelet \
                       starts the agent anew";
-        findings.push(failure("Agent", &found, remedy));
+        findings.push(Finding::failure("Agent", found, remedy));
     }
     findings
 }
@@ -63,7 +80,7 @@ fn source(status: &Status) -> Vec<Finding> {
     some(&status.source_problems, |problem| {
         let remedy = "what was known before stays in force; correct the object, or what keeps the agent from the \
                       API server (docs/api-server.md)";
-        warning("Source", problem, remedy)
+        Finding::warning("Source", problem, remedy)
     })
 }
 
@@ -72,14 +89,18 @@ fn node(status: &Status) -> Vec<Finding> {
     let mut findings = some(&status.node_problems, |problem| {
         let remedy =
             "`node-lb check` looks for the cause; docs/troubleshooting.md explains the message";
-        warning("Node", problem, remedy)
+        Finding::warning("Node", problem, remedy)
     });
     if status.local_addresses_left_out > 0 {
         let found = format!(
             "{} of the node's own addresses find no room, and packets from them count as from outside",
             status.local_addresses_left_out
         );
-        findings.push(warning("Node", &found, "raise --local-address-table-size"));
+        findings.push(Finding::warning(
+            "Node",
+            found,
+            "raise --local-address-table-size",
+        ));
     }
     findings
 }
@@ -100,7 +121,7 @@ fn data_plane(status: &Status) -> Vec<Finding> {
         verification.within_an_hour, latest.at, latest.what
     );
     let remedy = "find what else writes to node-lb's maps or detaches its programs (docs/troubleshooting.md)";
-    vec![warning("Data plane", &found, remedy)]
+    vec![Finding::warning("Data plane", found, remedy)]
 }
 
 /// Services that are not served, or not wholly.
@@ -112,7 +133,7 @@ fn services(status: &Status) -> Vec<Finding> {
             "{name} {protocol} {family} is not served as it should be: {}",
             port.reason
         );
-        failure("Services", &found, &port.remedy)
+        Finding::failure("Services", found, &port.remedy)
     });
     let at_limit = some(&status.at_limit, |port| {
         let (name, protocol, family) = (&port.service_port, &port.protocol, &port.family);
@@ -120,7 +141,7 @@ fn services(status: &Status) -> Vec<Finding> {
             "{name} {protocol} {family} has no more {}",
             port.exhausted.join(", ")
         );
-        failure("Services", &found, &port.remedies.join("; "))
+        Finding::failure("Services", found, &port.remedies.join("; "))
     });
     findings.extend(at_limit);
     let pressed = some(&status.pressed, |port| {
@@ -130,7 +151,7 @@ fn services(status: &Status) -> Vec<Finding> {
         );
         let remedy =
             "`node-lb flows` shows the sources; clients that complete their handshakes get through";
-        warning("Services", &found, remedy)
+        Finding::warning("Services", found, remedy)
     });
     findings.extend(pressed);
     findings
@@ -156,8 +177,8 @@ fn maps(status: &Status) -> Vec<Finding> {
             None => "delete what fills it".to_owned(),
         };
         match map.entries < map.capacity {
-            true => warning("Maps", &found, &remedy),
-            false => failure("Maps", &found, &remedy),
+            true => Finding::warning("Maps", found, &remedy),
+            false => Finding::failure("Maps", found, &remedy),
         }
     })
 }
@@ -176,7 +197,7 @@ fn flows(status: &Status) -> Vec<Finding> {
             table.occupied, table.records, table.family
         );
         let remedy = "`node-lb flows` shows which Services fill it; set a larger --flow-table-size";
-        warning("Flows", &found, remedy)
+        Finding::warning("Flows", found, remedy)
     })
 }
 
@@ -191,7 +212,7 @@ fn endpoints(status: &Status) -> Vec<Finding> {
         let remedy = format!(
             "look at node {node} and at the pods' network on the way there; new connections avoid these endpoints"
         );
-        warning("Endpoints", &found, &remedy)
+        Finding::warning("Endpoints", found, &remedy)
     });
     findings.extend(some(&status.failing, |port| {
         let endpoints: Vec<_> = port.endpoints.iter().map(ToString::to_string).collect();
@@ -203,7 +224,7 @@ fn endpoints(status: &Status) -> Vec<Finding> {
         );
         let remedy = "check these pods: their port, readiness probe and network policies, and the way to their \
                       node; new connections avoid them";
-        warning("Endpoints", &found, remedy)
+        Finding::warning("Endpoints", found, remedy)
     }));
     findings
 }
@@ -231,7 +252,7 @@ fn connections(status: &Status) -> Vec<Finding> {
             None => "raise --max-connections",
         };
         let remedy = format!("{raise}, or find with `node-lb flows` who holds them");
-        warning("Connections", &found, &remedy)
+        Finding::warning("Connections", found, &remedy)
     });
     let pressed: Vec<_> = limits.filter(|limit| limit.pressed).collect();
     findings.extend(some(&pressed, |limit| {
@@ -244,7 +265,7 @@ fn connections(status: &Status) -> Vec<Finding> {
 fn admission(status: &Status) -> Vec<Finding> {
     let mut findings = some(&status.admission_problems, |problem| {
         let remedy = "correct the object; its last valid version is in force (docs/admission.md)";
-        warning("Admission", problem, remedy)
+        Finding::warning("Admission", problem, remedy)
     });
     let levels = status.priority_levels.iter();
     let is_full =
@@ -257,7 +278,7 @@ fn admission(status: &Status) -> Vec<Finding> {
         );
         let remedy = "`node-lb admission connections` shows who holds the seats; give it more shares, or those who \
                       hold them a level of their own";
-        warning("Admission", &found, remedy)
+        Finding::warning("Admission", found, remedy)
     }));
     let pressed: Vec<_> = levels.filter(|level| level.pressed).collect();
     findings.extend(some(&pressed, |level| {
@@ -271,7 +292,7 @@ fn admission(status: &Status) -> Vec<Finding> {
 fn health_checks(status: &Status) -> Vec<Finding> {
     some(&status.health_checks.problems, |problem| {
         let remedy = "`ss -ltnp` names the process; the agent tries again every few seconds";
-        failure("Health checks", problem, remedy)
+        Finding::failure("Health checks", problem, remedy)
     })
 }
 
@@ -282,7 +303,7 @@ fn slow_handshakes(check: &str, whose: &str, handshakes: u32) -> Finding {
     );
     let remedy =
         "`node-lb flows` shows the sources; clients that complete their handshakes get through";
-    warning(check, &found, remedy)
+    Finding::warning(check, found, remedy)
 }
 
 /// Findings about the first of these, and how many more there are.
@@ -293,13 +314,4 @@ fn some<T>(items: &[T], finding: impl Fn(&T) -> Finding) -> Vec<Finding> {
         last.found += &format!(" (and {more} more like this, see below)");
     }
     findings
-}
-
-// Names of objects, and what others say of them, may be anything.
-fn warning(check: &str, found: &str, remedy: &str) -> Finding {
-    Finding::warning(check, plain(found), plain(remedy))
-}
-
-fn failure(check: &str, found: &str, remedy: &str) -> Finding {
-    Finding::failure(check, plain(found), plain(remedy))
 }

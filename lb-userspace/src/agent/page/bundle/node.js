@@ -1,0 +1,66 @@
+// What the agent has attached and filled on this node.
+
+import { ask } from "./api.js";
+import { bar, el, facts, section, show } from "./dom.js";
+import { count } from "./format.js";
+import { Table } from "./table.js";
+
+const DEVICES = [
+  { name: "Device", of: (device) => device.name },
+  { name: "Role", of: (device) => device.role },
+  { name: "Mode", of: (device) => device.mode },
+  { name: "Why", of: (device) => device.reason ?? "" },
+];
+
+const MAPS = [
+  { name: "Map", of: (map) => map.name },
+  { name: "Entries", of: (map) => map.entries / Math.max(1, map.capacity), show: (map) => bar(map.entries, map.capacity, map.name) },
+  { name: "Setting", of: (map) => map.setting ?? "" },
+];
+
+const NOT_PROGRAMMED = [
+  { name: "Service port", of: (port) => port.servicePort },
+  { name: "Protocol", of: (port) => port.protocol },
+  { name: "Family", of: (port) => port.family },
+  { name: "Why", of: (port) => port.reason },
+  { name: "What to do", of: (port) => port.remedy },
+];
+
+export function open(main) {
+  const parts = [
+    { ...section("Devices"), table: new Table("Devices", DEVICES), of: (status) => status.devices },
+    { ...section("Maps"), table: new Table("Maps", MAPS, 0), of: (status) => status.maps },
+    { ...section("Not programmed"), table: new Table("Service ports that are not served as they should be", NOT_PROGRAMMED), of: (status) => status.notProgrammed },
+  ];
+  const flows = section("Flow tables");
+  const checks = section("The data plane, compared");
+  main.append(parts[0].element, flows.element, ...parts.slice(1).map((part) => part.element), checks.element);
+  let status;
+  const again = () => parts.forEach((part) => show(part.region, part.table.of(part.of(status), again)));
+  return async () => {
+    status = await ask("status");
+    again();
+    const tables = (status.flows ?? []).map((table) => [table.family, el("span", {}, bar(table.occupied, table.records, `records for ${table.family}`), ` records, ${count(table.flows)} flows`)]);
+    show(flows.region, facts([...tables, ["Change of size", status.flowTableSize.change]]));
+    show(checks.region, verification(status.verification), problems(status));
+  };
+}
+
+function verification(seen) {
+  return [
+    facts([
+      ["Compared last", seen.lastRound ?? "not yet"],
+      ["Records", count(seen.records)],
+      ["Differences so far", count(seen.differences)],
+      ["Within an hour", count(seen.withinAnHour)],
+      ["Problem", seen.problem],
+    ]),
+    el("ul", {}, seen.latest.map(({ at, what }) => el("li", {}, `${at}: ${what}`))),
+  ];
+}
+
+/** What else the agent complains of, word by word. */
+function problems(status) {
+  const all = [...status.nodeProblems, ...status.sourceProblems, ...status.admissionProblems, ...status.healthChecks.problems];
+  return all.length === 0 ? null : el("ul", { class: "findings" }, all.map((problem) => el("li", { class: "warning" }, problem)));
+}
