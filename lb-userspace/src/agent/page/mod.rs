@@ -22,16 +22,12 @@ const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; c
                       require-trusted-types-for 'script'; trusted-types 'none'";
 
 /// Headers of all answers to browsers.
-const HEADERS: [(HeaderName, &str); 5] = [
+const HEADERS: [(HeaderName, &str); 4] = [
     (CONTENT_SECURITY_POLICY, POLICY),
     // A new agent has a new page.
     (CACHE_CONTROL, "no-store"),
     (
         HeaderName::from_static("cross-origin-resource-policy"),
-        "same-origin",
-    ),
-    (
-        HeaderName::from_static("cross-origin-opener-policy"),
         "same-origin",
     ),
     (HeaderName::from_static("referrer-policy"), "no-referrer"),

@@ -12,6 +12,12 @@ const DEVICES = [
   { name: "Why", of: (device) => device.reason ?? "" },
 ];
 
+const FLOW_TABLES = [
+  { name: "Family", of: (table) => table.family },
+  { name: "Records", of: (table) => table.occupied, show: (table) => bar(table.occupied, table.records, `${table.family} records`) },
+  { name: "Flows", numeric: true, of: (table) => table.flows },
+];
+
 const MAPS = [
   { name: "Map", of: (map) => map.name },
   { name: "Entries", of: (map) => map.entries / Math.max(1, map.capacity), show: (map) => bar(map.entries, map.capacity, map.name) },
@@ -29,26 +35,25 @@ const NOT_PROGRAMMED = [
 export function open(main) {
   const parts = [
     { ...section("Devices"), table: new Table("Devices", DEVICES), of: (status) => status.devices },
-    { ...section("Maps"), table: new Table("Maps", MAPS, 0), of: (status) => status.maps },
+    { ...section("Flow tables"), table: new Table("Flow tables", FLOW_TABLES), of: (status) => status.flows ?? [] },
+    { ...section("Maps"), table: new Table("Maps", MAPS), of: (status) => status.maps },
     { ...section("Not programmed"), table: new Table("Service ports that are not served as they should be", NOT_PROGRAMMED), of: (status) => status.notProgrammed },
   ];
-  const flows = section("Flow tables");
   const checks = section("The data plane, compared");
-  main.append(parts[0].element, flows.element, ...parts.slice(1).map((part) => part.element), checks.element);
+  main.append(...parts.map((part) => part.element), checks.element);
   let status;
   const again = () => parts.forEach((part) => show(part.region, part.table.of(part.of(status), again)));
   return async () => {
     status = await ask("status");
     again();
-    const tables = (status.flows ?? []).map((table) => [table.family, el("span", {}, bar(table.occupied, table.records, `records for ${table.family}`), ` records, ${count(table.flows)} flows`)]);
-    show(flows.region, facts([...tables, ["Change of size", status.flowTableSize.change]]));
-    show(checks.region, verification(status.verification), problems(status));
+    show(checks.region, verification(status), problems(status));
   };
 }
 
-function verification(seen) {
+function verification({ verification: seen, flowTableSize }) {
   return [
     facts([
+      ["Change of the flow tables' size", flowTableSize.change],
       ["Compared last", seen.lastRound ?? "not yet"],
       ["Records", count(seen.records)],
       ["Differences so far", count(seen.differences)],

@@ -56,7 +56,7 @@ function plots(moments) {
   if (moments.length === 0) {
     return el("p", { class: "none" }, "The first figures come within twenty seconds.");
   }
-  const now = moments.at(-1).at;
+  const times = [moments[0].at, moments.at(-1).at];
   const points = (of) => moments.map((moment) => [moment.at, of(moment)]);
   const total = new Map();
   for (const { refused } of moments) {
@@ -70,13 +70,13 @@ function plots(moments) {
     points: points((moment) => (moment.refused[reason] ?? 0) / moment.seconds),
   }));
   return el("div", { class: "plots" },
-    plot("New connections per second", [{ name: "to endpoints", points: points((moment) => moment.opened / moment.seconds) }], now),
-    plot("Refused or dropped packets per second", refused, now),
-    plot("Flow tables, flows", [{ name: "flows", points: points((moment) => moment.flows ?? 0) }], now),
+    plot("New connections per second", [{ name: "to endpoints", points: points((moment) => moment.opened / moment.seconds) }], times),
+    plot("Refused or dropped packets per second", refused, times),
+    plot("Flow tables, flows", [{ name: "flows", points: points((moment) => moment.flows ?? 0) }], times),
     plot("Admission, connections", [
       { name: "with a seat", points: points((moment) => moment.seats) },
       { name: "waiting", points: points((moment) => moment.waiting) },
-    ], now));
+    ], times));
 }
 
 /** The checks of `/readyz`, and when which of them failed. */

@@ -1,19 +1,20 @@
 // Plots of the last hour.
 
 import { el, svg } from "./dom.js";
-import { rate } from "./format.js";
+import { rate, timeOfDay } from "./format.js";
 
 const WIDTH = 480;
 const HEIGHT = 120;
-/** The time that a plot shows, in seconds. */
-const SPAN = 3600;
+/** The least time that a plot shows, in seconds. */
+const SPAN = 600;
 
-/** A plot of series over time, the end of which is `now` (seconds since 1970). A series has a name
- * and points `[seconds since 1970, value]`. Its text says what those who do not see it have to know. */
-export function plot(title, series, now) {
+/** A plot of series between two times (seconds since 1970). A series has a name and points
+ * `[seconds since 1970, value]`. Its text says what those who do not see it have to know. */
+export function plot(title, series, [first, now]) {
   const values = series.flatMap((one) => one.points.map(([, value]) => value));
   const top = nice(Math.max(1, ...values));
-  const x = (at) => WIDTH * (1 - (now - at) / SPAN);
+  const shown = Math.max(SPAN, now - first);
+  const x = (at) => WIDTH * (1 - (now - at) / shown);
   const y = (value) => HEIGHT * (1 - value / top);
   const line = (one, index) => svg("polyline", {
     class: `line s${index}`,
@@ -29,7 +30,7 @@ export function plot(title, series, now) {
     el("div", { class: "plot" },
       el("span", { class: "top", "aria-hidden": "true" }, rate(top)),
       drawing,
-      el("span", { class: "ends", "aria-hidden": "true" }, el("span", {}, "1 h ago"), el("span", {}, "now"))),
+      el("span", { class: "ends", "aria-hidden": "true" }, el("span", {}, timeOfDay(now - shown)), el("span", {}, timeOfDay(now)))),
     el("ul", { class: "legend" }, legend));
 }
 
