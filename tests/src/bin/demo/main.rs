@@ -5,14 +5,17 @@ mod acts;
 mod api_server;
 mod inspect;
 mod manifests;
+mod recording;
 mod screen;
 mod tenants;
 mod world;
 
+use std::fs;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use clap::Parser;
 
 use self::{api_server::ApiServer, manifests::Manifests, screen::Screen, world::World};
@@ -28,6 +31,10 @@ struct Cli {
     /// With a real etcd, API server and controller manager, and kubectl, in place of files
     #[arg(long)]
     apiserver: bool,
+
+    /// Write what is shown to this file as well, as a picture that shows it again (SVG)
+    #[arg(long, value_name = "FILE")]
+    record: Option<PathBuf>,
 }
 
 /// How long each load runs on after the last change.
@@ -66,5 +73,9 @@ fn run(cli: &Cli, screen: &mut Screen) -> Result<()> {
     tenants::tenants(screen, world.ground_mut())?;
 
     screen.verdict(start.elapsed());
+    if let Some(path) = &cli.record {
+        let written = fs::write(path, screen.picture());
+        written.with_context(|| format!("cannot write {}", path.display()))?;
+    }
     world.end(cli.keep)
 }
