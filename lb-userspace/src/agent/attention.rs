@@ -1,5 +1,8 @@
 //! What of an agent's state needs attention, in sentences with remedies.
 
+#[cfg(test)]
+mod tests;
+
 use std::time::Duration;
 
 use serde::Serialize;
@@ -141,7 +144,7 @@ fn services(status: &Status) -> Vec<Finding> {
             "{name} {protocol} {family} has no more {}",
             port.exhausted.join(", ")
         );
-        Finding::failure("Services", found, &port.remedies.join("; "))
+        Finding::failure("Services", found, port.remedies.join("; "))
     });
     findings.extend(at_limit);
     let pressed = some(&status.pressed, |port| {
@@ -311,7 +314,7 @@ fn some<T>(items: &[T], finding: impl Fn(&T) -> Finding) -> Vec<Finding> {
     let mut findings: Vec<_> = items.iter().take(SHOWN).map(finding).collect();
     let more = items.len().saturating_sub(SHOWN);
     if let Some(last) = findings.last_mut().filter(|_| more > 0) {
-        last.found += &format!(" (and {more} more like this, see below)");
+        last.found += &format!(" (and {more} more like this)");
     }
     findings
 }
