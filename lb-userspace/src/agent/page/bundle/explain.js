@@ -7,6 +7,8 @@ import { count } from "./format.js";
 /** Endpoints that are listed. */
 const MOST = 50;
 
+const ORIGINS = { pod: "from a pod of this node", node: "from this node itself", outside: "from outside" };
+
 export function open(main, _rest, parameters) {
   const region = el("div", { role: "status" });
   const field = (name, label, placeholder) => el("label", {}, label, " ",
@@ -39,7 +41,7 @@ function way(report) {
   const isForwarded = verdict === "forward";
   const waits = verdict === "wait";
   const steps = [
-    ["Arrives", true, origin(report)],
+    ["Arrives", true, `over ${report.protocol}, ${ORIGINS[report.origin] ?? report.origin}`],
     ["Service", Boolean(report.service), report.service ? `${report.service}, by its ${report.frontend}` : `no Service has this address and port${left(report)}`],
     ["Admission", Boolean(report.service) && admission(report) !== "", admission(report) || "no limit counts this connection"],
     ["Policy", Boolean(report.policy), report.policy ? `traffic policy ${report.policy}` : "none"],
@@ -50,10 +52,6 @@ function way(report) {
     el("p", { class: isForwarded ? "good" : waits || verdict === "pass" ? "warning" : "bad" }, el("strong", {}, verdict), ` (${report.reason})`),
     el("ol", { class: "way" }, steps.map(([name, lit, text]) => el("li", { class: lit ? "lit" : null }, el("strong", {}, name), ": ", text))),
   ];
-}
-
-function origin({ origin }) {
-  return origin ? `from ${origin}` : "at this node";
 }
 
 function left({ leftToNode }) {
