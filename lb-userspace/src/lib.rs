@@ -7,7 +7,7 @@
 //! | [`store`] | the cluster as this node sees it, and which Services have changed |
 //! | [`plan`] | the desired state of a Service on this node, a pure function |
 //! | [`map_writer`] | from plans to maps: only the differences are written |
-//! | [`memory`] | the same into tables in memory, for `explain` and tests |
+//! | [`memory`] | the same into tables in memory, for [`explain`] and tests |
 //! | [`admission`] | the objects of connection admission, and the limits of priority levels |
 //! | [`flows`] | ageing and clean-up of the flow tables |
 //! | [`waiting`] | connections that wait for a seat |
@@ -17,6 +17,7 @@
 //! | [`events`] | Events on Services |
 //! | [`config`] | flags and the configuration file |
 //! | [`check`] | whether this node can run node-lb, and what would get in its way |
+//! | [`explain`] | what happens to a connection, asked on tables in memory |
 //! | [`agent`] | puts all of it together |
 //! | [`cli`] | the commands |
 //!
@@ -46,6 +47,8 @@ pub mod events;
 
 pub mod check;
 pub mod config;
+
+pub mod explain;
 
 pub mod agent;
 pub mod cli;

@@ -212,6 +212,17 @@ impl Balanced {
         answer(command.args(flags(node, &self.source, &arguments)))
     }
 
+    /// What `node-lb explain -o json` prints with the flags of the agent on node number `index` and these
+    /// arguments.
+    pub fn explain(&self, index: usize, arguments: &[&str]) -> Result<String> {
+        let node = self.lab.node(index);
+        let own: Vec<_> = self.arguments.iter().map(String::as_str).collect();
+        let mut command = node.command(node_lb()?)?;
+        command.args(["explain", "--output=json"]).args(arguments);
+        let (_, text) = answer(command.args(flags(node, &self.source, &own)))?;
+        Ok(text)
+    }
+
     /// `node-lb trace` on node number `index`, with these arguments; its output is for the caller.
     pub fn trace(&self, index: usize, arguments: &[&str]) -> Result<Child> {
         let node = self.lab.node(index);

@@ -40,7 +40,7 @@ pub struct Admission {
     latest: Vec<Arc<AsWritten>>,
     has_latest: bool,
     conditions: Conditions,
-    in_force: Option<InForce>,
+    in_force: Option<Arc<InForce>>,
     /// The levels, and who waits for their seats.
     line: Arc<Line>,
     /// Why the latest configuration is not in force, if so, and when to try again.
@@ -220,7 +220,7 @@ impl Admission {
             return false;
         }
         self.pods.are_new &= in_force.asks_for_identity();
-        let is_same = self.in_force.as_ref() == Some(&in_force);
+        let is_same = self.in_force.as_deref() == Some(&in_force);
         if is_same && !again && !self.pods.are_due() {
             self.problem = None;
             return false;
@@ -276,7 +276,7 @@ impl Admission {
             .map(|schema| schema.tenants.len())
             .sum();
         self.undivided = known.undivided;
-        self.in_force = Some(in_force);
+        self.in_force = Some(Arc::new(in_force));
         self.set_limits(&writer.numbered(), seats);
         tracing::info!(
             levels,
@@ -310,9 +310,9 @@ impl Admission {
         levels.any(|level| level.queuing().is_some())
     }
 
-    /// Whether there is a configuration in the maps.
-    pub fn is_in_force(&self) -> bool {
-        self.in_force.is_some()
+    /// The configuration in the maps, if there is one.
+    pub fn in_force(&self) -> Option<Arc<InForce>> {
+        self.in_force.clone()
     }
 
     /// Sets the limits of levels by what they hold and want.
@@ -349,7 +349,7 @@ impl Admission {
 
     /// What is wrong with objects, and what they ask for that is not done yet.
     pub fn problems(&self) -> Vec<String> {
-        let unmet = self.in_force.iter().flat_map(unmet);
+        let unmet = self.in_force.as_deref().into_iter().flat_map(unmet);
         self.objects_problems()
             .into_iter()
             .chain(self.problem.iter().map(|(problem, _)| problem.clone()))
@@ -428,6 +428,10 @@ impl Agent {
             && let Some(pods) = &self.feed.pods
         {
             pods.want();
+        }
+        if changed {
+            let in_force = admission.in_force();
+            self.explainer.change(|known| known.in_force = in_force);
         }
         self.look_after_waiters();
         if changed && self.in_sync_since.is_some() {

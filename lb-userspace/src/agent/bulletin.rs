@@ -21,6 +21,7 @@ use super::{
 };
 use crate::{
     config::ServiceSeries,
+    explain::InUse,
     flows::Stats,
     map_writer::{MapFill, Roster},
     metrics::{DeviceMode, Sample},
@@ -178,6 +179,16 @@ impl Bulletin {
             seats: levels.iter().map(|level| level.in_use).sum(),
             ..Numbers::default()
         }
+    }
+
+    /// How many connections there are within limits. Reads counters, which takes time.
+    pub fn in_use(&self) -> InUse {
+        let counted = Status {
+            connection_limits: self.connections.all().iter().map(Into::into).collect(),
+            priority_levels: self.connections.levels().iter().map(Into::into).collect(),
+            ..Status::default()
+        };
+        counted.in_use()
     }
 
     /// The endpoints of a Service, if it is in the maps.

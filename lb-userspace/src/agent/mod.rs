@@ -8,6 +8,7 @@ mod bulletin;
 pub mod catalog;
 mod connections;
 mod events;
+mod explainer;
 mod feed;
 mod flow_source;
 pub mod history;
@@ -57,14 +58,15 @@ use self::{
     attachments::Attachments,
     bulletin::Bulletin,
     connections::Connections,
+    explainer::Explainer,
     feed::Feed,
     kernel::{Exchange, Kernel},
-    node::{KnownNode, facts, listen_addresses, local_addresses, local_node},
+    node::{KnownNode, facts, listen_addresses, local_addresses, local_node, situation},
     observe::Observer,
     process::Process,
     progress::Progress,
     relief::{asked, at, gone},
-    servers::Servers,
+    servers::{LocalSources, Servers},
     succession::{Next, Offer, Place, Predecessor, Retired, Standby},
     sync::Syncer,
     tracer::Tracer,
@@ -166,6 +168,8 @@ struct Agent {
     bulletin: Arc<Bulletin>,
     /// When they were last.
     published: Instant,
+    /// What decides about connections besides Services, for those who ask what becomes of one.
+    explainer: Arc<Explainer>,
     /// Runs once the settings are written.
     sweeper: Option<FlowSweeper>,
     /// Limits of connections, and how many there are.
@@ -255,11 +259,18 @@ impl Agent {
             MappedArray::new(&kernel.loaded.map("FLOW_SCHEMAS")?)?,
             admission.as_ref().map(Admission::line),
         );
-        let bulletin = Bulletin::new(
+        let bulletin = Arc::new(Bulletin::new(
             catalog.clone(),
             writer.roster(),
             progress.clone(),
             connections,
+        ));
+        let explainer = Explainer::new(
+            config.clone(),
+            catalog.clone(),
+            writer.roster(),
+            bulletin.clone(),
+            situation(known.node(), &node, &addresses),
         );
         let plannings = metrics.services_planned.clone();
         let has_room = servers.has_room.clone();
@@ -273,8 +284,9 @@ impl Agent {
             own_addresses: addresses,
             addresses_left_out: 0,
             syncer: Syncer::new(writer, node, catalog, progress, has_room, plannings),
-            bulletin: Arc::new(bulletin),
+            bulletin,
             published: Instant::now(),
+            explainer: Arc::new(explainer),
             sweeper: None,
             seats,
             admission,
@@ -344,10 +356,15 @@ impl Agent {
         self.publish_state().await;
         let bulletin = self.bulletin.clone();
         let (ask_for_trace, mut trace_asked) = mpsc::channel(TRACE_QUEUE);
-        let numbered = self.syncer.writer().numbered();
-        let line = self.admission.as_ref().map(Admission::line);
-        self.servers
-            .serve_locally(&self.config, flows, numbered, line, observer, ask_for_trace)?;
+        let sources = LocalSources {
+            flows,
+            numbered: self.syncer.writer().numbered(),
+            line: self.admission.as_ref().map(Admission::line),
+            observer,
+            explainer: self.explainer.clone(),
+            trace: ask_for_trace,
+        };
+        self.servers.serve_locally(&self.config, sources)?;
 
         let stop = process.stop();
         let mut quiet = tokio::time::interval(QUIET);
@@ -455,6 +472,7 @@ impl Agent {
                 None => self.store.is_synced(),
             };
             admission.set_pods(&pods, are_complete, self.syncer.writer());
+            self.explainer.change(|known| known.pods = pods.into());
         }
         self.metrics
             .source_problems
@@ -468,6 +486,8 @@ impl Agent {
         if let Some(cidrs) = self.store.take_service_cidrs() {
             // The sync below writes them.
             self.syncer.writer().set_service_cidrs(&cidrs);
+            let cidrs = cidrs.into();
+            self.explainer.change(|known| known.service_cidrs = cidrs);
         }
         let changes = self.store.take_changes();
         for family in [IpFamily::V4, IpFamily::V6] {
@@ -500,7 +520,8 @@ impl Agent {
         }
         if first {
             self.syncer.writer().finish_adoption();
-            if self.admission.as_ref().is_some_and(Admission::is_in_force) {
+            let admission = self.admission.as_ref();
+            if admission.is_some_and(|admission| admission.in_force().is_some()) {
                 self.kernel.begin_admission();
             }
             self.in_sync_since = Some(SystemTime::now());

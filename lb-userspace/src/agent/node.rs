@@ -4,6 +4,7 @@
 use std::{
     collections::{BTreeSet, HashSet},
     net::IpAddr,
+    sync::Arc,
 };
 
 use lb_datapath::devices::{Device, Devices};
@@ -12,6 +13,7 @@ use nix::ifaddrs::getifaddrs;
 
 use crate::{
     config::{Config, SourceSpec},
+    explain::Situation,
     health::addresses::ListenAddresses,
     map_writer::NodeFacts,
     plan::{LocalNode, NodePortAddresses},
@@ -195,6 +197,19 @@ pub fn local_node(config: &Config, node: &Node, addresses: &BTreeSet<IpAddr>) ->
 /// What of this node is part of every service's entry.
 pub fn facts(config: &Config, node: &Node, addresses: &BTreeSet<IpAddr>) -> NodeFacts {
     NodeFacts::new(config, node, addresses.clone())
+}
+
+/// What decides about connections besides Services, before anything is known of the cluster.
+pub fn situation(node: &Node, planned_for: &LocalNode, addresses: &BTreeSet<IpAddr>) -> Situation {
+    Situation {
+        node: Arc::new(node.clone()),
+        local_node: Arc::new(planned_for.clone()),
+        addresses: Arc::new(addresses.clone()),
+        reserved: Arc::default(),
+        service_cidrs: Arc::default(),
+        in_force: None,
+        pods: Arc::default(),
+    }
 }
 
 /// Where healthCheckNodePort servers listen.

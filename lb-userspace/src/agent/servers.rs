@@ -11,6 +11,7 @@ use tokio::{
 
 use super::{
     catalog::Catalog,
+    explainer::Explainer,
     history::History,
     local_api::{LocalApi, SharedApi, flows::FlowSource, trace::TraceRequest},
     metrics_server::MetricsServer,
@@ -58,6 +59,18 @@ pub struct Servers {
     /// One for each server that speaks for the whole agent. Dropped, they end these.
     public: Vec<oneshot::Sender<Leave>>,
     runtime: Handle,
+}
+
+/// What local commands are answered from, besides what all servers share.
+pub struct LocalSources {
+    pub flows: Arc<dyn FlowSource>,
+    pub numbered: Arc<Numbered>,
+    /// If connection admission is on.
+    pub line: Option<Arc<Line>>,
+    pub observer: Arc<Observer>,
+    pub explainer: Arc<Explainer>,
+    /// Has the agent trace packets.
+    pub trace: mpsc::Sender<TraceRequest>,
 }
 
 /// Has a server leave its socket, within how long, and who is told of the task that is left.
@@ -190,15 +203,15 @@ impl Servers {
     /// # Errors
     ///
     /// If the socket's path is taken or cannot be written.
-    pub fn serve_locally(
-        &mut self,
-        config: &Config,
-        flows: Arc<dyn FlowSource>,
-        numbered: Arc<Numbered>,
-        line: Option<Arc<Line>>,
-        observer: Arc<Observer>,
-        trace: mpsc::Sender<TraceRequest>,
-    ) -> anyhow::Result<()> {
+    pub fn serve_locally(&mut self, config: &Config, sources: LocalSources) -> anyhow::Result<()> {
+        let LocalSources {
+            flows,
+            numbered,
+            line,
+            observer,
+            explainer,
+            trace,
+        } = sources;
         let history = Arc::<History>::default();
         let following = history.clone();
         let following = following.follow(observer.clone(), self.readiness.clone());
@@ -212,6 +225,7 @@ impl Servers {
             history,
             configz: self.configz.clone(),
             status: Arc::new(move || observer.status()),
+            explain: Arc::new(move |question| explainer.explain(question)),
             numbered,
             line,
             trace,

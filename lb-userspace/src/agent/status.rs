@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{progress, sizes};
 use crate::{
+    explain::{self, InUse, Numbers},
     flows::{Limit, Stats},
     map_writer::{Key, MapFill},
     metrics::{LevelCount, LimitCount, SchemaCount, ServiceTraffic},
@@ -194,6 +195,28 @@ impl From<&LimitCount> for ConnectionLimit {
 }
 
 impl Status {
+    /// How many connections there are within limits.
+    pub fn in_use(&self) -> InUse {
+        let mut numbers = Numbers::default();
+        for limit in &self.connection_limits {
+            match &limit.service {
+                None => numbers.node = limit.in_use,
+                Some(service) => drop(numbers.services.insert(service.clone(), limit.in_use)),
+            }
+        }
+        let levels = self.priority_levels.iter().map(|level| {
+            let numbers = explain::Level {
+                in_use: level.in_use,
+                limit: level.limit,
+                waiting: level.waiting,
+                kept: level.kept,
+            };
+            (level.name.clone(), numbers)
+        });
+        numbers.levels = levels.collect();
+        numbers.into()
+    }
+
     /// A priority level, by its name.
     pub fn priority_level(&self, name: &str) -> Option<&PriorityLevel> {
         self.priority_levels.iter().find(|level| level.name == name)

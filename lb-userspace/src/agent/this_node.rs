@@ -1,6 +1,6 @@
 //! The agent follows its node: devices, addresses, and what the Node object says.
 
-use std::{collections::BTreeSet, net::IpAddr, time::Instant};
+use std::{collections::BTreeSet, net::IpAddr, sync::Arc, time::Instant};
 
 use lb_datapath::devices::{Device, Event as DeviceEvent, Role};
 use lb_objects::{Node, ObjectName};
@@ -75,7 +75,7 @@ impl Agent {
         let devices = self.watcher.devices();
         let addresses = &self.own_addresses;
         let external = external_addresses(devices, |device| self.is_external(device));
-        let object = self.store.node().map(std::sync::Arc::as_ref);
+        let object = self.store.node().map(Arc::as_ref);
         let had_problem = self.node.problem().map(str::to_owned);
         self.node.update(&self.config, object, addresses, &external);
         self.report_node(had_problem.as_deref());
@@ -96,7 +96,16 @@ impl Agent {
         let detector = LocalDetector::new(&self.config.detect_local, self.node.node());
         self.set_local_addresses();
         self.kernel
-            .configure(&self.config, self.syncer.node(), &detector)
+            .configure(&self.config, self.syncer.node(), &detector)?;
+        let node = Arc::new(self.node.node().clone());
+        let local_node = Arc::new(self.syncer.node().clone());
+        let addresses = Arc::new(self.own_addresses.clone());
+        self.explainer.change(|known| {
+            known.node = node;
+            known.local_node = local_node;
+            known.addresses = addresses;
+        });
+        Ok(())
     }
 
     /// Says which addresses Services do not get. The next sync has the maps follow.
@@ -105,6 +114,8 @@ impl Agent {
         own.extend(&self.node.node().addresses);
         let api_servers = self.feed.api_servers.addresses().borrow().clone();
         let reserved = Reserved::for_agent(&self.config, own, api_servers);
+        let known_as = Arc::new(reserved.clone());
+        self.explainer.change(|known| known.reserved = known_as);
         self.syncer.set_reserved(reserved);
     }
 
@@ -161,7 +172,7 @@ impl Agent {
 
     /// Tells load balancers what became of this node: only now do the maps agree with it.
     pub(super) fn tell_of_node(&self) {
-        let object = self.store.node().map(std::sync::Arc::as_ref);
+        let object = self.store.node().map(Arc::as_ref);
         self.proxy_health.set_node(self.node.eligible(object));
     }
 

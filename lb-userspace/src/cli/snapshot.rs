@@ -22,10 +22,11 @@ use tokio::{
 use crate::{
     agent::own_addresses,
     config::{Config, SourceSpec},
-    map_writer::{NodeFacts, Reserved, Settings},
+    explain::Situation,
+    map_writer::{NodeFacts, Reserved},
     memory::ProgrammedTables,
     metrics::Metrics,
-    plan::{LocalDetector, LocalNode, ServicePlan, Undetected, plan},
+    plan::{LocalNode, ServicePlan, Undetected, plan},
     source::{
         Batch, Event, Source as _,
         api::{ApiSource, Connection, within},
@@ -109,29 +110,40 @@ impl Snapshot {
         self
     }
 
-    /// Tables with what the agent would write to the kernel's maps, Maglev tables of so many rows
-    /// among it. Service ports without room are reported on standard error.
-    pub fn tables(&mut self, config: &Config, maglev_rows: u32) -> ProgrammedTables {
+    /// What decides besides Services, without connection admission.
+    pub fn situation(&mut self, config: &Config) -> Situation {
         let service_cidrs = self.store.take_service_cidrs().unwrap_or_default();
-        let node = &self.node;
-        if let Some(undetected) = Undetected::on(node, &config.detect_local) {
+        let (own, api_servers) = (self.addresses.clone(), self.api_servers.iter().copied());
+        Situation {
+            node: Arc::new(self.node.clone()),
+            local_node: Arc::new(self.local_node.clone()),
+            addresses: Arc::new(self.addresses.clone()),
+            reserved: Arc::new(Reserved::for_agent(config, own, api_servers)),
+            service_cidrs: service_cidrs.into(),
+            in_force: None,
+            pods: Arc::default(),
+        }
+    }
+
+    /// Tables with what the agent would write to the kernel's maps in this situation, Maglev tables of
+    /// so many rows among it. Service ports without room are reported on standard error.
+    pub fn tables(
+        &self,
+        config: &Config,
+        situation: &Situation,
+        maglev_rows: u32,
+    ) -> ProgrammedTables {
+        if let Some(undetected) = Undetected::on(&self.node, &config.detect_local) {
             warn(&undetected);
         }
-        let detector = LocalDetector::new(&config.detect_local, node);
-        let settings = Settings::new(config, &self.local_node, &detector);
         let facts = NodeFacts {
             maglev_rows,
-            ..NodeFacts::new(config, node, self.addresses.clone())
+            ..situation.facts(config)
         };
-        let mut tables = ProgrammedTables::new(&settings, facts, 0);
         let plans = self.plans();
-        let own = self.addresses.clone();
-        let mut reserved = Reserved::for_agent(config, own, self.api_servers.iter().copied());
         let checks = plans.iter().flat_map(|service| &service.health_checks);
-        reserved.add_health_checks(checks.map(|check| check.port));
-        tables.reserve(reserved);
-        tables.set_service_cidrs(&service_cidrs);
-        tables.program(plans.iter().flat_map(|service| &service.ports));
+        let ports = plans.iter().flat_map(|service| &service.ports);
+        let tables = situation.tables(config, facts, ports, checks.map(|check| check.port));
         for (key, error) in tables.not_programmed() {
             warn(&format_args!("{key} is not programmed: {error}"));
         }

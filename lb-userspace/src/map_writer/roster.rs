@@ -122,6 +122,11 @@ impl Roster {
         self.write().remove(key);
     }
 
+    /// Whether a service port is in the maps.
+    pub fn has(&self, key: &Key) -> bool {
+        self.read().contains_key(key)
+    }
+
     /// Number of service ports in the maps.
     pub fn len(&self) -> usize {
         self.read().len()

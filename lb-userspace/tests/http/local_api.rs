@@ -32,6 +32,7 @@ use tokio::{io::AsyncWriteExt as _, net::TcpStream, sync::mpsc, time::timeout};
 
 use crate::{
     client::{PATIENCE, get, request},
+    explain::explainer,
     support::{Parts, eventually, get_over_http2, http2},
 };
 
@@ -155,6 +156,8 @@ async fn until_the_cluster_is_known_nothing_wide_is_served_and_nothing_hangs() {
         ("/api/v1/services?watch", 429),
         ("/api/v1/services?watch=true&limit=1", 429),
         ("/flows?follow", 429),
+        ("/explain", 429),
+        ("/explain?from=192.0.2.1&to=10.96.0.1:80", 429),
     ] {
         let reply = timeout(PATIENCE, get(agent.server.address(), path));
         let reply = reply.await.unwrap_or_else(|_| panic!("{path} hangs"));
@@ -349,6 +352,7 @@ impl Agent {
             history: Arc::default(),
             configz: Bytes::from_static(br#"{"node-lb":{}}"#),
             status: Arc::new(status),
+            explain: explainer(catalog.clone()),
             numbered: Arc::default(),
             line: None,
             trace,

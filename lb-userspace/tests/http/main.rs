@@ -4,6 +4,7 @@ mod client;
 mod clock;
 mod crowds;
 mod deadlines;
+mod explain;
 mod http2;
 mod inflight;
 mod leaving;

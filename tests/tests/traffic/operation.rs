@@ -1,6 +1,7 @@
 //! Starting, inspecting and removing node-lb.
 
 use std::{
+    net::SocketAddr,
     os::unix::net::UnixStream,
     path::Path,
     process::{Command, Output},
@@ -195,6 +196,76 @@ fn top_shows_exactly_what_the_kernel_has_counted() -> Result<()> {
     let endpoint = endpoint.context("the pod is an endpoint")?;
     assert_eq!((endpoint.ready, endpoint.connections), (true, 5));
     Ok(())
+}
+
+#[test]
+fn the_agent_explains_as_the_command_does() -> Result<()> {
+    let ground = Ground::new()?;
+    let (lab, web, empty) = (ground.lab(), Vips(1), Vips(2));
+    let node = lab.node(1);
+    let near = Endpoint::ready(lab.pod("pod-1-1"));
+    ground.publish(
+        web,
+        |service| service,
+        [near, Endpoint::ready(lab.pod("pod-2-1"))],
+    )?;
+    ground.publish(empty, |service| service, [])?;
+    ground.settle()?;
+    let explained = || {
+        let mut reasons = Vec::new();
+        for family in Family::BOTH {
+            let from = [
+                lab.client().ip(family),
+                node.ip(family),
+                lab.pod("pod-1-2").ip(family),
+            ];
+            let mut targets: Vec<_> = [Frontend::ClusterIp, Frontend::NodePort]
+                .into_iter()
+                .flat_map(|kind| [web, empty].map(|vips| vips.at(kind, family, node)))
+                .collect();
+            let cluster_ip = targets[0].ip();
+            targets.push(SocketAddr::new(cluster_ip, 82));
+            targets.push(SocketAddr::new(lab.client().ip(family), 80));
+            for (from, to) in from
+                .iter()
+                .flat_map(|from| targets.iter().map(move |to| (from, to)))
+            {
+                let by_agent = ask(node, &format!("/explain?from={from}&to={to}"))?;
+                let [from, to] = [format!("--from={from}"), format!("--to={to}")];
+                let by_command = ground.balanced().explain(1, &[&from, &to])?;
+                let by_command: Value = serde_json::from_str(&by_command)?;
+                ensure!(
+                    by_agent == by_command,
+                    "{from} {to}: {by_agent}, {by_command}"
+                );
+                reasons.push(by_agent["reason"].clone());
+            }
+        }
+        Ok(reasons)
+    };
+    let reasons = try_eventually(explained)?;
+    for reason in ["opened", "no-endpoints", "unknown-port", "not-service"] {
+        assert!(reasons.iter().any(|found| found == reason), "{reasons:?}");
+    }
+
+    // What the node is may change at any time.
+    let address = "192.0.2.77";
+    let origin =
+        || Ok(ask(node, &format!("/explain?from={address}&to=192.0.2.1:80"))?["origin"].clone());
+    assert_eq!(origin()?, "outside");
+    node.run(&format!("ip addr add {address} dev lo"))?;
+    try_eventually(|| {
+        let origin = origin()?;
+        ensure!(origin == "node", "{address} is {origin}");
+        Ok(())
+    })
+}
+
+/// What the agent on a node answers.
+fn ask(node: &Node, path: &str) -> Result<Value> {
+    let (code, body) = get(UnixStream::connect(balanced::socket(node))?, path)?;
+    ensure!(code == 200, "{path}: {body}");
+    Ok(serde_json::from_str(&body)?)
 }
 
 /// The service ports in what `node-lb top` prints for scripts.

@@ -2,6 +2,7 @@
 //! in the kernel, the settings, and the agent's state.
 
 pub mod connections;
+pub mod explain;
 pub mod flows;
 pub mod queues;
 pub mod services;
@@ -19,6 +20,7 @@ use lb_objects::ObjectName;
 use tokio::sync::mpsc;
 
 use self::{
+    explain::Explain,
     flows::FlowSource,
     services::SERVICES,
     trace::{TRACE, TraceRequest},
@@ -48,13 +50,15 @@ const FLOWS: &str = "/flows";
 const CONNECTIONS: &str = "/connections";
 /// The path of queues for seats.
 const QUEUES: &str = "/queues";
+/// The path of explanations.
+const EXPLAIN: &str = "/explain";
 /// The path of the agent's state.
 const STATUS: &str = "/status";
 /// The path of the last hour.
 const HISTORY: &str = "/history";
 
 /// What the status page asks for, and what is below that.
-pub const PAGE_PATHS: [&str; 8] = [
+pub const PAGE_PATHS: [&str; 9] = [
     STATUS,
     HISTORY,
     TRAFFIC,
@@ -62,6 +66,7 @@ pub const PAGE_PATHS: [&str; 8] = [
     FLOWS,
     CONNECTIONS,
     QUEUES,
+    EXPLAIN,
     "/readyz",
 ];
 
@@ -77,6 +82,8 @@ pub struct LocalApi {
     pub configz: Bytes,
     /// `/status`, which takes time and waits for nobody.
     pub status: Arc<dyn Fn() -> Status + Send + Sync>,
+    /// `/explain`.
+    pub explain: Explain,
     /// The flow schemas and priority levels in force.
     pub numbered: Arc<Numbered>,
     /// Those who wait for seats, if connection admission is on.
@@ -123,6 +130,8 @@ impl Handler for LocalApi {
         match uri.path() {
             _ if Self::is_stream(uri) => Class::Stream,
             SERVICES if matches!(limit(uri), Ok(None)) => Class::Wide,
+            // Without all Services, the answer would be wrong.
+            EXPLAIN => Class::Wide,
             path if Readiness::serves(path) => Class::Probe,
             _ => Class::Bounded,
         }
@@ -152,6 +161,7 @@ impl Handler for LocalApi {
                 connections::list(&request, flows, catalog, self.numbered.clone()).await
             }
             QUEUES => queues::list(&request, self.line.clone(), self.numbered.clone()).await,
+            EXPLAIN => explain::explain(&request, self.explain.clone()).await,
             TRACE => trace::start(&request, &self.trace).await,
             TRAFFIC => traffic::all(&request, self.traffic.clone()).await,
             path if Readiness::serves(path) => self.readiness.answer(uri),

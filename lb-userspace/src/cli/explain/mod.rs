@@ -1,28 +1,24 @@
 //! `node-lb explain`: what happens to a connection's first packet, and why.
 
-use std::net::IpAddr;
+use std::{net::IpAddr, os::unix::net::UnixStream, path::Path, sync::Arc, time::Duration};
 
 use anyhow::ensure;
 use clap::{Args, ValueEnum};
+use lb_admission::configuration::InForce;
 
-use self::{
-    decision::{Decision, FirstPacket},
-    limits::InUse,
-    report::Report,
-    target::Target,
-};
 use super::{output::json, snapshot::Snapshot};
 use crate::{
-    admission::{files, objects::Objects, pods::identities},
+    admission::{files, objects::Objects},
+    agent::status::Status,
     config::{AdmissionConfig, AdmissionMode, Config, Flags},
-    memory::ProgrammedTables,
+    explain::{InUse, Question, Report, Target},
+    http::get,
 };
 
-mod decision;
-mod limits;
-mod report;
-mod target;
 mod text;
+
+/// How long an agent may take to say how many connections there are.
+const DEADLINE: Duration = Duration::from_secs(2);
 
 /// Show what happens to a connection's first packet, and why
 ///
@@ -62,31 +58,31 @@ enum Output {
 
 impl Command {
     pub fn run(self) -> anyhow::Result<()> {
-        let (from, to) = (self.from, self.to.address);
+        let question = Question {
+            from: self.from,
+            to: self.to,
+            interface: self.interface,
+        };
+        let (from, to) = (question.from, question.to.address);
         ensure!(
-            from.is_ipv4() == to.is_ipv4(),
+            question.is_of_one_family(),
             "--from {from} and --to {to} are not of one IP family"
         );
         let config = Config::try_from(self.flags)?;
         let mut snapshot = Snapshot::load(&config)?;
+        let mut situation = snapshot.situation(&config);
         // It does not matter here which of a set's endpoints is chosen.
-        let mut tables = snapshot.tables(&config, 0);
-        admit(&mut tables, &mut snapshot, &config)?;
-        let packet = FirstPacket {
-            source: from,
-            destination: to,
-            protocol: self.to.protocol,
-            ifindex: self.interface.map_or(0, |name| tables.add_device(&name, 0)),
-        };
+        let mut tables = snapshot.tables(&config, &situation, 0);
+        if let Some(in_force) = in_force(&mut snapshot, &config)? {
+            if in_force.asks_for_identity() {
+                situation.pods = snapshot.pods(&config)?.into();
+            }
+            situation.in_force = Some(Arc::new(in_force));
+        }
+        situation.admit(&mut tables, &config)?;
 
-        let in_use = InUse::ask(&config.socket);
-        in_use.write(
-            &tables,
-            config.max_connections,
-            &tables.limited(),
-            &tables.numbered(),
-        );
-        let decision = Decision::new(&tables, packet, &in_use);
+        let in_use = in_use(&config.socket);
+        let decision = question.ask(&mut tables, config.max_connections, &in_use);
         let text = match self.output {
             Output::Text => text::render(&decision),
             Output::Json => json(&Report::from(&decision))?,
@@ -95,15 +91,11 @@ impl Command {
     }
 }
 
-/// Adds the flow schemas and priority levels, if connections are classified.
-fn admit(
-    tables: &mut ProgrammedTables,
-    snapshot: &mut Snapshot,
-    config: &Config,
-) -> anyhow::Result<()> {
+/// The flow schemas and priority levels, if connections are classified.
+fn in_force(snapshot: &mut Snapshot, config: &Config) -> anyhow::Result<Option<InForce>> {
     let AdmissionConfig { mode, objects } = &config.admission;
     if *mode == AdmissionMode::Off {
-        return Ok(());
+        return Ok(None);
     }
     let mut read = Objects::default();
     match objects {
@@ -113,12 +105,18 @@ fn admit(
     for error in &read.errors {
         eprintln!("warning: {error}");
     }
-    let in_force = read.configuration.in_force();
-    let pods = match in_force.asks_for_identity() {
-        true => snapshot.pods(config)?,
-        false => Vec::new(),
+    Ok(Some(read.configuration.in_force()))
+}
+
+/// How many connections there are within limits now: asks the agent that listens at a socket. No agent
+/// is no error.
+fn in_use(socket: &Path) -> InUse {
+    let answer = || -> anyhow::Result<Status> {
+        let stream = UnixStream::connect(socket)?;
+        stream.set_read_timeout(Some(DEADLINE))?;
+        stream.set_write_timeout(Some(DEADLINE))?;
+        let (_, body) = get(stream, "/status")?;
+        Ok(serde_json::from_str(&body)?)
     };
-    let identities = identities(pods.iter().map(AsRef::as_ref));
-    tables.admit(&in_force, *mode, config.max_connections, identities)?;
-    Ok(())
+    answer().map_or_else(|_| InUse::default(), |status| status.in_use())
 }

@@ -11,11 +11,10 @@ use lb_common::{
 };
 use lb_objects::{Algorithm, Protocol};
 
-use super::{
-    decision::{Decision, Frontend, Verdict},
-    limits::{Limit, Whose},
+use crate::{
+    explain::{Decision, Frontend, Limit, Verdict, Whose},
+    map_writer::NumberedSchema,
 };
-use crate::map_writer::NumberedSchema;
 
 /// Longer sets are shortened; `-o json` shows all of them.
 const SHOWN_ENDPOINTS: usize = 16;

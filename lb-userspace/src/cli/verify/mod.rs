@@ -96,7 +96,8 @@ fn compare(config: &Config) -> anyhow::Result<Report> {
     let settings = pinned::<abi::Config>(root, "CONFIG")?.read(0);
     let known = node_addresses(&settings);
     let mut snapshot = Snapshot::load(config)?.on_this_node(config, known);
-    let tables = snapshot.tables(config, config.datapath.maglev_table_size);
+    let situation = snapshot.situation(config);
+    let tables = snapshot.tables(config, &situation, config.datapath.maglev_table_size);
 
     let maps = pinned_maps(root);
     let kernel = Views::of(&Maps::pinned(&maps)?)?;

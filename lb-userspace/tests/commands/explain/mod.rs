@@ -1,7 +1,8 @@
 //! `node-lb explain` as an operator runs it: manifests in, JSON or sentences out.
 
-use std::process::Output;
+use std::{net::IpAddr, process::Output};
 
+use ipnet::IpNet;
 use serde_json::{Value, json};
 
 use crate::{Files, stderr};
@@ -239,8 +240,39 @@ fn json_follows_source_destination_and_detector() {
             &manifests,
             &[&["--from", from, "--to", to], &NODE_CIDR[..]].concat(),
         );
+        let (origin, protocol) = (from_where(from), protocol(to));
+        let expected = with(expected, origin, protocol);
         assert_eq!(explained, expected, "{from} to {to}");
     }
+}
+
+/// Where an address is, as the Node object has it.
+fn from_where(from: &str) -> &'static str {
+    let from: IpAddr = from.parse().unwrap();
+    let is_in = |network: &str| network.parse::<IpNet>().unwrap().contains(&from);
+    if is_in("10.0.0.0/24") || is_in("fd00:10::/64") {
+        "pod"
+    } else if is_in("192.168.0.2/32") || is_in("2001:db8::2/128") {
+        "node"
+    } else {
+        "outside"
+    }
+}
+
+/// The protocol in the name of a destination.
+fn protocol(to: &str) -> &'static str {
+    match to.split_once('/') {
+        None | Some((_, "tcp")) => "TCP",
+        Some((_, "udp")) => "UDP",
+        Some(_) => "SCTP",
+    }
+}
+
+/// What is known of the packet itself, besides what becomes of it.
+fn with(mut explained: Value, origin: &str, protocol: &str) -> Value {
+    explained["origin"] = json!(origin);
+    explained["protocol"] = json!(protocol);
+    explained
 }
 
 #[test]
@@ -314,7 +346,7 @@ spec:
     let manifests = Files::numbered(&[NODE, dns]);
     let arguments = ["--from", "10.0.0.1", "--to", "172.30.0.53:53/udp"];
     let cached = [&arguments[..], &["--node-address", "172.30.0.53"]].concat();
-    let mut expected = passed("not-service");
+    let mut expected = with(passed("not-service"), "pod", "UDP");
     expected["leftToNode"] = json!("kube-system/kube-dns:dns");
     assert_eq!(explain_json(&manifests, &cached), expected);
     assert_eq!(
@@ -329,7 +361,8 @@ fn unknown_ports_are_left_alone_if_that_is_said() {
     for to in ["172.30.0.1:81", "172.30.0.9:80"] {
         let packet = ["--from", "203.0.113.9", "--to", to];
         let ignoring = [&packet[..], &["--unknown-service-ports=ignore"]].concat();
-        assert_eq!(explain_json(&manifests, &ignoring), passed("not-service"));
+        let expected = with(passed("not-service"), "outside", "TCP");
+        assert_eq!(explain_json(&manifests, &ignoring), expected);
     }
 }
 
@@ -342,6 +375,7 @@ fn sctp_passes_if_that_is_said() {
         ("172.30.0.9:80/sctp", unknown("drop", "no-such-service")),
     ] {
         let packet = ["--from", "203.0.113.9", "--to", to, "--sctp=off"];
+        let expected = with(expected, "outside", "SCTP");
         assert_eq!(explain_json(&manifests, &packet), expected, "{to}");
     }
 }

@@ -102,7 +102,7 @@ pub struct Candidate {
 
 impl<'a> Decision<'a> {
     /// `in_use` has been written to the tables.
-    pub fn new(tables: &'a ProgrammedTables, packet: FirstPacket, in_use: &InUse) -> Self {
+    pub(super) fn new(tables: &'a ProgrammedTables, packet: FirstPacket, in_use: &InUse) -> Self {
         match packet.source {
             IpAddr::V4(_) => Self::in_family::<Ip4>(tables, packet, in_use),
             IpAddr::V6(_) => Self::in_family::<Ip6>(tables, packet, in_use),

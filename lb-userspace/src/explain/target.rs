@@ -1,4 +1,4 @@
-//! The destination of a connection, in the form of the command line.
+//! The destination of a connection, as the command line and requests have it.
 
 use std::{net::SocketAddr, str::FromStr};
 

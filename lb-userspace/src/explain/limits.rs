@@ -1,6 +1,6 @@
 //! The limits of connections that a packet's connection counts against, and how many there are.
 
-use std::{os::unix::net::UnixStream, path::Path, time::Duration};
+use std::collections::HashMap;
 
 use lb_common::{
     abi::{Plan, plan_flag},
@@ -12,17 +12,8 @@ use lb_common::{
     },
     pipeline,
 };
-use lb_datapath::memory::MemoryTables;
 
-use crate::{
-    agent::status::{PriorityLevel, Status},
-    http::get,
-    map_writer::{Limited, Numbered, NumberedSchema},
-    memory::ProgrammedTables,
-};
-
-/// How long an agent may take to say how many connections there are.
-const DEADLINE: Duration = Duration::from_secs(2);
+use crate::{map_writer::NumberedSchema, memory::ProgrammedTables};
 
 /// A limit that a connection counts against.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,44 +39,57 @@ pub enum Whose {
     Level(String),
 }
 
-/// How many connections there are within limits now, as the agent on this node says.
-#[derive(Debug, Default)]
-pub struct InUse(Option<Status>);
+/// How many connections there are within limits at one moment, if an agent says so.
+#[derive(Clone, Debug, Default)]
+pub struct InUse(Option<Numbers>);
+
+/// What an agent says of connections within limits.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Numbers {
+    /// Those within the node's limit.
+    pub node: u32,
+    /// Those of Services, by `namespace/name`.
+    pub services: HashMap<String, u32>,
+    /// Priority levels, by name.
+    pub levels: HashMap<String, Level>,
+}
+
+/// A priority level at one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Level {
+    pub in_use: u32,
+    /// The most connections at the moment.
+    pub limit: u32,
+    /// Connections that wait for a seat.
+    pub waiting: u32,
+    /// Free seats that are kept for flows without any.
+    pub kept: u32,
+}
+
+impl From<Numbers> for InUse {
+    fn from(numbers: Numbers) -> Self {
+        Self(Some(numbers))
+    }
+}
 
 impl InUse {
-    /// Asks the agent that listens at a socket. No agent is no error.
-    pub fn ask(socket: &Path) -> Self {
-        let answer = || -> anyhow::Result<Status> {
-            let stream = UnixStream::connect(socket)?;
-            stream.set_read_timeout(Some(DEADLINE))?;
-            stream.set_write_timeout(Some(DEADLINE))?;
-            let (_, body) = get(stream, "/status")?;
-            Ok(serde_json::from_str(&body)?)
-        };
-        Self(answer().ok())
-    }
-
     /// Of the node, or of a Service.
     fn of(&self, service: Option<&str>) -> Option<u32> {
-        let mut limits = self.0.as_ref()?.connection_limits.iter();
-        let found = limits.find(|limit| limit.service.as_deref() == service);
-        // A limit that the agent does not know has let nobody in.
-        Some(found.map_or(0, |limit| limit.in_use))
+        let numbers = self.0.as_ref()?;
+        Some(match service {
+            None => numbers.node,
+            // A limit that the agent does not know has let nobody in.
+            Some(service) => numbers.services.get(service).copied().unwrap_or(0),
+        })
     }
 
-    fn of_level(&self, name: &str) -> Option<&PriorityLevel> {
-        self.0.as_ref()?.priority_level(name)
+    fn of_level(&self, name: &str) -> Option<&Level> {
+        self.0.as_ref()?.levels.get(name)
     }
 
     /// Writes the numbers, the node's limit, and the levels' limits of this moment, where the
     /// pipeline looks for them.
-    pub fn write(
-        &self,
-        tables: &MemoryTables,
-        node_limit: u32,
-        limited: &Limited,
-        numbered: &Numbered,
-    ) {
+    pub(super) fn write(&self, tables: &ProgrammedTables, node_limit: u32) {
         let used = |service: Option<&str>| u64::from(self.of(service).unwrap_or(0));
         tables.set_seats(
             NODE,
@@ -95,14 +99,14 @@ impl InUse {
                 ..tables.seats(NODE)
             },
         );
-        for (name, limit) in limited.all() {
+        for (name, limit) in tables.limited().all() {
             let seats = Seats {
                 word: used(Some(&name.to_string())),
                 ..tables.seats(limit.index)
             };
             tables.set_seats(limit.index, &seats);
         }
-        for known in &numbered.known().levels {
+        for known in &tables.numbered().known().levels {
             let index = LEVELS + known.number;
             let queues = tables.level_queues();
             let level = self.of_level(&known.level.name);
@@ -127,7 +131,7 @@ impl InUse {
 
     /// The limits that a new connection counts against; `service` is `namespace/name`, `schema` the
     /// flow schema that takes it.
-    pub fn limits(
+    pub(super) fn limits(
         &self,
         tables: &ProgrammedTables,
         plan: &Plan,

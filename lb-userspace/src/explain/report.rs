@@ -1,6 +1,6 @@
 //! A decision as JSON.
 
-use lb_common::{flow::party::PartyRule, select::Policy};
+use lb_common::{flow::party::PartyRule, select::Policy, service::Origin};
 use lb_objects::TrafficPolicy;
 use serde::Serialize;
 
@@ -16,6 +16,10 @@ pub struct Report {
     verdict: &'static str,
     /// The reason's name, as in metrics.
     reason: &'static str,
+    /// Where the packet comes from: `pod` (a local one), `node` (this one) or `outside`.
+    origin: &'static str,
+    /// `TCP`, `UDP` or `SCTP`.
+    protocol: String,
     /// `namespace/name:port`.
     service: Option<String>,
     /// The kind of address that the destination is.
@@ -28,7 +32,7 @@ pub struct Report {
     policy: Option<String>,
     /// All endpoints among which one is chosen, sorted by text.
     endpoints: Vec<String>,
-    /// Their weights; absent if all have the same.
+    /// Their weights, in the same order; absent if all have the same.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     weights: Vec<u32>,
     #[serde(rename = "sourceNAT")]
@@ -95,6 +99,8 @@ impl From<&Decision<'_>> for Report {
         Self {
             verdict: verdict(decision.verdict),
             reason: decision.reason.name(),
+            origin: origin(decision.origin),
+            protocol: decision.packet.protocol.to_string(),
             service: frontend.map(|frontend| frontend.service.to_string()),
             frontend: frontend.map(|frontend| frontend.kind.name()),
             left_to_node: decision.left_to_node.map(ToString::to_string),
@@ -121,6 +127,14 @@ fn verdict(verdict: Verdict) -> &'static str {
         Verdict::Drop => "drop",
         Verdict::Wait => "wait",
         Verdict::Pass => "pass",
+    }
+}
+
+fn origin(origin: Origin) -> &'static str {
+    match origin {
+        Origin::Pod => "pod",
+        Origin::Node => "node",
+        Origin::Outside => "outside",
     }
 }
 

@@ -1,0 +1,23 @@
+//! What happens to a connection's first packet, and why: the pipeline's own decision, on tables in
+//! memory.
+//!
+//! [`Question`] is what somebody asks, [`Situation`] what decides besides Services, [`Decision`] the
+//! answer, and [`Report`] the answer as JSON. The agent and `node-lb explain` ask here.
+
+mod decision;
+mod limits;
+mod question;
+mod report;
+mod situation;
+mod target;
+#[cfg(test)]
+mod tests;
+
+pub use self::{
+    decision::{Candidate, Decision, FirstPacket, Frontend, Verdict},
+    limits::{InUse, Level, Limit, Numbers, Whose},
+    question::Question,
+    report::Report,
+    situation::{Situation, matters},
+    target::Target,
+};
