@@ -123,6 +123,7 @@ async fn its_address_has_what_the_page_asks_and_no_more() {
         "/flows?limit=1",
         "/connections",
         "/queues",
+        "/explain?from=192.0.2.1&to=10.96.0.1:80",
         "/api/v1/services/shop/web",
         "/readyz?verbose",
         "/readyz/ping",

@@ -211,7 +211,7 @@ fn the_agent_explains_as_the_command_does() -> Result<()> {
     )?;
     ground.publish(empty, |service| service, [])?;
     ground.settle()?;
-    let explained = || {
+    let explained = || -> Result<Vec<Value>> {
         let mut reasons = Vec::new();
         for family in Family::BOTH {
             let from = [
@@ -250,8 +250,8 @@ fn the_agent_explains_as_the_command_does() -> Result<()> {
 
     // What the node is may change at any time.
     let address = "192.0.2.77";
-    let origin =
-        || Ok(ask(node, &format!("/explain?from={address}&to=192.0.2.1:80"))?["origin"].clone());
+    let path = format!("/explain?from={address}&to=192.0.2.1:80");
+    let origin = || -> Result<Value> { Ok(ask(node, &path)?["origin"].take()) };
     assert_eq!(origin()?, "outside");
     node.run(&format!("ip addr add {address} dev lo"))?;
     try_eventually(|| {
