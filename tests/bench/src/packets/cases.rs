@@ -31,6 +31,8 @@ pub enum Work {
     New(Service),
     /// The same without completed handshakes: each flow ends the oldest of the service's budget.
     Flood(Service),
+    /// Finds no seat for its connection, and is dropped.
+    Refused(Service),
     /// Is not service traffic.
     Pass,
     /// Is refused by an answer.
@@ -103,6 +105,11 @@ const LEVEL_OF_PARTIES4: Service = Service {
     ..TCP4
 };
 
+const FULL_LEVEL4: Service = Service {
+    destination: Destination::FullLevel,
+    ..TCP4
+};
+
 /// All cases, in their order. Cases that share flows follow each other.
 pub const CASES: &[Case] = &[
     floor("empty", ONE, 5_000_000, "empty"),
@@ -150,6 +157,7 @@ pub const CASES: &[Case] = &[
     new("tcp4-level-new", LEVEL4, 0, M1),
     new("tcp4-source-level-new", LEVEL_OF_SOURCE4, 0, M1),
     new("tcp4-party-level-new", LEVEL_OF_PARTIES4, 0, M1),
+    refused("tcp4-level-refused", FULL_LEVEL4),
     new("tcp6-new", TCP6, 0, M1),
     new("tcp6-new-1m", TCP6, M1, M1 / 8),
     new("udp4-new", UDP4, 0, M1),
@@ -218,6 +226,15 @@ const fn new(name: &'static str, service: Service, flows: u32, repeat: u32) -> C
         flows,
         repeat,
         work: Work::New(service),
+    }
+}
+
+const fn refused(name: &'static str, service: Service) -> Case {
+    Case {
+        name,
+        flows: 0,
+        repeat: M1,
+        work: Work::Refused(service),
     }
 }
 

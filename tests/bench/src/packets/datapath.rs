@@ -16,13 +16,14 @@ use aya::{
 use lb_common::{
     abi::{
         Config, Decision, DestinationClass, Device, Endpoint, EndpointState, FlowSchema, Frontend,
-        FrontendKey, FrontendKind, Limits, LocalAddress, Plan, SERVICE_RANGES, Service,
-        ServiceRange, ServiceStats, SourceRangeKey, config_flag, device_flag, endpoint_flag,
-        plan_flag, service_range_flag,
+        FrontendKey, FrontendKind, Limits, LocalAddress, Plan, RejectAnswer, SERVICE_RANGES,
+        Service, ServiceRange, ServiceStats, SourceRangeKey, config_flag, device_flag,
+        endpoint_flag, plan_flag, service_range_flag,
     },
     addr::{Address, Ip4, Ip6},
     flow::{
-        Flow, Record, Seats, Timeouts, party::PartyRule, slots::Slots, steps::Plain, table, tag,
+        Flow, Record, Seats, Timeouts, limit::limit_flag, party::PartyRule, slots::Slots,
+        steps::Plain, table, tag,
     },
     parse::{SCTP, TCP, Tuple, UDP},
     pipeline::RINGS,
@@ -279,13 +280,20 @@ fn program_node(ebpf: &mut Ebpf, ifindex: u32) -> Result<MappedArray<Config>> {
 }
 
 /// A level that all connections are within, and classes that lead there: number 1 whoever connects,
-/// number 2 if the client's network says so, and number 3 as far as its other connections allow.
+/// number 2 if the client's network says so, and number 3 as far as its other connections allow. Number 4
+/// leads to a level that refuses all, without an answer.
 fn program_admission(ebpf: &mut Ebpf) -> Result<()> {
     let far_away = Seats {
         limit: i32::MAX.cast_unsigned(),
         ..Seats::default()
     };
-    MappedArray::new(&array(ebpf, "LEVELS")?)?.write(LEVEL, &far_away);
+    let none = Seats {
+        flags: limit_flag::STRICT,
+        ..Seats::default()
+    };
+    let levels = MappedArray::new(&array(ebpf, "LEVELS")?)?;
+    levels.write(LEVEL, &far_away);
+    levels.write(LEVEL + 1, &none);
     let schema = FlowSchema {
         level: LEVEL,
         ..FlowSchema::default()
@@ -300,6 +308,13 @@ fn program_admission(ebpf: &mut Ebpf) -> Result<()> {
         ..schema
     };
     schemas.write((SCHEMA + 1).into(), &of_parties);
+    let drop = RejectAnswer::Drop;
+    let of_none = FlowSchema {
+        level: LEVEL + 1,
+        answers: RejectAnswer::join(drop, drop, drop),
+        ..schema
+    };
+    schemas.write((SCHEMA + 2).into(), &of_none);
     let decision = Decision::new([SCHEMA; 3]);
     let decisions = MappedArray::new(&array(ebpf, "DECISIONS")?)?;
     decisions.write(1, &decision);
@@ -314,6 +329,11 @@ fn program_admission(ebpf: &mut Ebpf) -> Result<()> {
         ..any
     };
     classes.write(3, &of_parties);
+    let of_none = DestinationClass {
+        decision: Decision::new([SCHEMA + 2; 3]),
+        ..any
+    };
+    classes.write(4, &of_none);
     let by_source = DestinationClass {
         set: NETWORKS,
         first: 0,
@@ -442,6 +462,7 @@ where
             Destination::Level => 1,
             Destination::LevelOfSource => 2,
             Destination::LevelOfParties => 3,
+            Destination::FullLevel => 4,
             _ => 0,
         },
     };

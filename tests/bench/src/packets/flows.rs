@@ -123,8 +123,30 @@ impl<A: Family> Flows<A> {
         Ok(sample)
     }
 
-    /// Opens flows in addition to the present ones. Returns how many there are.
-    fn open(&mut self, rig: &mut Rig, service: Service, case: &Case) -> Result<(Sample, u64)> {
+    /// A sample of first packets whose connections find no seat.
+    pub fn refused(&mut self, rig: &mut Rig, service: Service, case: &Case) -> Result<Sample> {
+        self.crowd = None;
+        self.table.clear(false);
+        let (requests, overhead) = self.newcomers(rig, service, case)?;
+        rig.follow(&mut self.trace, WARM_UP)?;
+        let (run, counted) = rig.follow(&mut self.trace, case.repeat)?;
+        check::counts(&counted, &[(Reason::ConcurrencyLimit, case.repeat)])?;
+        check::action(&run, action::DROP)?;
+        let kind = Kind::first::<A>(service.protocol);
+        let last = &requests[self.trace.last()];
+        check::frame(&run, &traffic::arriving(last, kind))?;
+        self.check_live(0)?;
+        Ok(Sample::new(run.ns - overhead))
+    }
+
+    /// Prepares first packets of flows in addition to the present ones, for a warm-up and a sample. Returns
+    /// what they are of, and the harness's cost.
+    fn newcomers(
+        &mut self,
+        rig: &mut Rig,
+        service: Service,
+        case: &Case,
+    ) -> Result<(Vec<Tuple<A>>, f64)> {
         rig.datapath.classify(service.destination.is_classified());
         let kind = Kind::first::<A>(service.protocol);
         let numbers = case.flows..case.flows + WARM_UP + case.repeat;
@@ -136,6 +158,13 @@ impl<A: Family> Flows<A> {
 
         let overhead = rig.overhead(&mut self.trace)?;
         self.trace.rewind();
+        Ok((requests, overhead))
+    }
+
+    /// Opens flows in addition to the present ones. Returns how many there are.
+    fn open(&mut self, rig: &mut Rig, service: Service, case: &Case) -> Result<(Sample, u64)> {
+        let kind = Kind::first::<A>(service.protocol);
+        let (requests, overhead) = self.newcomers(rig, service, case)?;
         let (_, warm) = rig.follow(&mut self.trace, WARM_UP)?;
         let (run, counted) = rig.follow(&mut self.trace, case.repeat)?;
         let opened = check::opened(&counted, case.repeat, OPENED)?;

@@ -74,6 +74,10 @@ impl Sampler {
                 IpFamily::V4 => flows4.flooded(rig, service, case),
                 IpFamily::V6 => flows6.flooded(rig, service, case),
             },
+            Work::Refused(service) => match service.family {
+                IpFamily::V4 => flows4.refused(rig, service, case),
+                IpFamily::V6 => flows6.refused(rig, service, case),
+            },
         };
         sample.with_context(|| format!("case {}", case.name))
     }

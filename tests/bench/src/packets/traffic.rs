@@ -52,13 +52,15 @@ pub enum Destination {
     LevelOfSource,
     /// As [`Self::Level`], and each client may have so many connections of the schema.
     LevelOfParties,
+    /// As [`Self::Level`], and the level has no seat for anybody.
+    FullLevel,
     /// An address that no service has.
     Stranger,
 }
 
 impl Destination {
     /// The services, in the order of their ids, which start at 1.
-    pub const SERVICES: [Self; 7] = [
+    pub const SERVICES: [Self; 8] = [
         Self::Remote,
         Self::Local,
         Self::Empty,
@@ -66,6 +68,7 @@ impl Destination {
         Self::Level,
         Self::LevelOfSource,
         Self::LevelOfParties,
+        Self::FullLevel,
     ];
 
     /// Whether the endpoints are on other nodes.
@@ -77,7 +80,7 @@ impl Destination {
     pub fn is_classified(self) -> bool {
         matches!(
             self,
-            Self::Level | Self::LevelOfSource | Self::LevelOfParties
+            Self::Level | Self::LevelOfSource | Self::LevelOfParties | Self::FullLevel
         )
     }
 
@@ -91,6 +94,7 @@ impl Destination {
             Self::Level => (FRONTEND[family], 84),
             Self::LevelOfSource => (FRONTEND[family], 85),
             Self::LevelOfParties => (FRONTEND[family], 86),
+            Self::FullLevel => (FRONTEND[family], 87),
             Self::Stranger => (STRANGER[family], 80),
         }
     }
