@@ -1,19 +1,26 @@
 //! A socket for whole frames of one device.
 
 use std::ffi::CString;
-use std::io;
+use std::io::{self, IoSliceMut};
 use std::mem::{size_of, zeroed};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use nix::errno::Errno;
 use nix::net::if_::if_nametoindex;
-use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, recv, send, socket};
+use nix::sys::socket::{
+    AddressFamily, ControlMessageOwned, MsgFlags, SockFlag, SockType, recv, recvmsg, send,
+    setsockopt, socket, sockopt,
+};
+use nix::sys::time::TimeSpec;
 
 /// Frames of all protocols (`ETH_P_ALL`).
 const ALL: u16 = 0x0003;
 /// No frame is longer.
 const LONGEST: usize = 70_000;
+/// Octets that the kernel keeps of a record until they are received.
+const RECORD: usize = 64 << 20;
 
 /// A packet socket on a device of the network namespace that the calling thread was in.
 #[derive(Debug)]
@@ -73,6 +80,37 @@ impl PacketSocket {
         let size = recv(self.0.as_raw_fd(), &mut frame, MsgFlags::MSG_DONTWAIT)?;
         frame.truncate(size);
         Ok(frame)
+    }
+
+    /// Has the kernel note when it took each frame, and keep many of them, for
+    /// [`PacketSocket::receive_start`].
+    ///
+    /// # Errors
+    /// Without root.
+    pub fn record(&self) -> Result<()> {
+        let set = setsockopt(&self.0, sockopt::ReceiveTimestampns, &true)
+            .and_then(|()| setsockopt(&self.0, sockopt::RcvBufForce, &RECORD));
+        set.context("cannot have frames recorded")
+    }
+
+    /// The next frame that has been recorded, as far as it fits into `buffer`: its length there, and
+    /// when the kernel took it, since the Unix epoch.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::WouldBlock`] if there is none.
+    pub fn receive_start(&self, buffer: &mut [u8]) -> io::Result<(usize, Duration)> {
+        let mut slices = [IoSliceMut::new(buffer)];
+        let mut control = nix::cmsg_space!(TimeSpec);
+        let (fd, flags) = (self.0.as_raw_fd(), MsgFlags::MSG_DONTWAIT);
+        let received = recvmsg::<()>(fd, &mut slices, Some(&mut control), flags)?;
+        let mut messages = received.cmsgs()?;
+        let taken = messages.find_map(|message| match message {
+            ControlMessageOwned::ScmTimestampns(time) => Some(time.into()),
+            _ => None,
+        });
+        let taken =
+            taken.ok_or_else(|| io::Error::other("the kernel noted no time: call `record`"))?;
+        Ok((received.bytes, taken))
     }
 }
 

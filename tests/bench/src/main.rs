@@ -59,13 +59,14 @@ fn main() -> Result<()> {
 type Run = fn(&Options) -> Result<report::Findings>;
 
 /// All parts, in order.
-const PARTS: [(Part, Run); 6] = [
+const PARTS: [(Part, Run); 7] = [
     (Part::Packets, packets::run),
     (Part::Lab, lab::run),
     (Part::Programming, programming::run),
     (Part::Memory, memory::run),
     (Part::ControlPlane, control_plane::run),
     (Part::Admission, admission::run),
+    (Part::AdmissionGoals, admission::goals::run),
 ];
 
 fn write(path: &Path, text: &str) -> Result<()> {

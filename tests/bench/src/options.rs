@@ -11,7 +11,7 @@ use crate::packets::cases::{self, Case};
 #[derive(Parser)]
 #[command(name = "bench")]
 pub struct Options {
-    /// Run only these parts [default: all but control-plane and admission]
+    /// Run only these parts [default: all but control-plane, admission and admission-goals]
     #[arg(long, value_enum, value_delimiter = ',', value_name = "PART,...")]
     only: Vec<Part>,
     /// Run only the part control-plane, which takes a quarter of an hour
@@ -91,6 +91,8 @@ pub enum Part {
     ControlPlane,
     /// What a quiet client sees beside noisy ones, also with nftables and HAProxy
     Admission,
+    /// The goals of connection admission on live traffic
+    AdmissionGoals,
 }
 
 impl Options {
@@ -98,8 +100,11 @@ impl Options {
     pub fn wants(&self, part: Part) -> bool {
         match &self.only[..] {
             _ if self.control_plane => part == Part::ControlPlane,
-            // They take long, and need programs that others have written.
-            [] => !matches!(part, Part::ControlPlane | Part::Admission),
+            // They take long, and the first two need programs that others have written.
+            [] => !matches!(
+                part,
+                Part::ControlPlane | Part::Admission | Part::AdmissionGoals
+            ),
             only => only.contains(&part),
         }
     }
@@ -113,7 +118,7 @@ impl Options {
     /// Samples of each figure of a part.
     pub fn rounds(&self, part: Part) -> u32 {
         let usual = match part {
-            Part::ControlPlane | Part::Memory | Part::Admission => 1,
+            Part::ControlPlane | Part::Memory | Part::Admission | Part::AdmissionGoals => 1,
             _ if self.quick => 2,
             Part::Packets | Part::Lab => 10,
             Part::Programming => 3,

@@ -29,6 +29,7 @@ pub struct Load {
     pause: Duration,
     pause_after_failure: Duration,
     at_least: u64,
+    keeps_connects: bool,
 }
 
 impl Load {
@@ -41,6 +42,7 @@ impl Load {
             pause: Duration::ZERO,
             pause_after_failure: Duration::ZERO,
             at_least: 0,
+            keeps_connects: false,
         }
     }
 
@@ -75,6 +77,12 @@ impl Load {
     /// statements about a number of requests do not depend on their speed.
     pub fn at_least(mut self, requests: u64) -> Self {
         self.at_least = requests;
+        self
+    }
+
+    /// Keeps the time of each connection that opens, in [`LoadReport::each_connect`].
+    pub fn keep_connects(mut self) -> Self {
+        self.keeps_connects = true;
         self
     }
 
@@ -129,12 +137,23 @@ pub struct LoadReport {
     pub servers: BTreeMap<String, u64>,
     /// Time that opening connections took, whether or not they were answered.
     pub connects: Latencies,
+    /// The same one by one, as they opened, after [`Load::keep_connects`].
+    pub each_connect: Vec<Connect>,
     /// Latencies of answered requests, including connecting where that was needed.
     pub p50: Duration,
     pub p99: Duration,
     pub max: Duration,
     /// From the start to the end of the last request.
     pub elapsed: Duration,
+}
+
+/// A connection that opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Connect {
+    /// When it was begun, as time since the Unix epoch.
+    pub at: Duration,
+    /// How long it took.
+    pub took: Duration,
 }
 
 /// Median, 99th percentile and maximum.
@@ -345,9 +364,18 @@ async fn ask(
     }
     let start = Instant::now();
     let fresh = connection.insert(Connection::open(&load.request).await?);
-    tally.connects.borrow_mut().push(micros(start.elapsed()));
+    let took = start.elapsed();
+    tally.connects.borrow_mut().push(micros(took));
+    let now = UNIX_EPOCH.elapsed().unwrap_or_default();
+    if load.keeps_connects {
+        let at = now.saturating_sub(took);
+        tally
+            .report
+            .borrow_mut()
+            .each_connect
+            .push(Connect { at, took });
+    }
     if fresh.repeated_syns() > 0 {
-        let now = UNIX_EPOCH.elapsed().unwrap_or_default();
         tally.report.borrow_mut().repeated_syns.push(now);
     }
     Ok(fresh.ask(load.request.ask()).await?.server)

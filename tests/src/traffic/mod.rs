@@ -15,7 +15,7 @@ mod wire;
 pub use self::failure::{Failure, FailureKind};
 pub use self::held::Held;
 pub use self::job::{Job, Running, allow_many_files, run_as_child};
-pub use self::load::{Latencies, Load, LoadReport, RunningLoad};
+pub use self::load::{Connect, Latencies, Load, LoadReport, RunningLoad};
 pub use self::loads::{LoadReports, Loads};
 pub use self::request::{Protocol, Reply, Request};
 pub use self::server::{Capacity, Grace, RunningServer, Serve, Served};

@@ -18,7 +18,7 @@ use std::{collections::HashMap, io::BufRead, time::Duration};
 use lb_objects::quoted;
 use thiserror::Error;
 
-pub use self::{notification::Notification, report::Report};
+pub use self::{notification::Notification, record::jain_index, report::Report};
 use self::{
     recording::Recorded,
     run::{Simulation, Thread},

@@ -176,7 +176,11 @@ pub fn measure(ground: &Ground, demand: Demand, extent: Extent) -> Result<Sample
 }
 
 /// Ends all loads at the same time.
-fn stop(loads: Vec<RunningLoad>) -> Result<Vec<LoadReport>> {
+///
+/// # Errors
+///
+/// If one has ended before.
+pub fn stop(loads: Vec<RunningLoad>) -> Result<Vec<LoadReport>> {
     thread::scope(|scope| {
         let stop = |load: RunningLoad| scope.spawn(|| load.stop());
         let stopping: Vec<_> = loads.into_iter().map(stop).collect();

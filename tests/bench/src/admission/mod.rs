@@ -1,6 +1,8 @@
 //! What a quiet client sees while noisy ones load the same Service: with node-lb's admission, and
 //! with what others offer for that, one after the other.
 
+pub mod goals;
+
 mod ground;
 mod haproxy;
 mod measure;

@@ -30,26 +30,45 @@ pub fn start(balanced: &mut Balanced, xdp: &str, response: Option<Response>) -> 
         balanced.set_arguments(&[xdp]);
         return balanced.start_agents();
     };
+    enforce(balanced, &[xdp], &objects(response), &[(SERVICE, CAPACITY)])
+}
+
+/// Starts node-lb with these objects, whose levels have so many seats, by their shares, and borrow none.
+///
+/// # Errors
+///
+/// If it does not get ready, or a level is not in force with its seats.
+pub fn enforce(
+    balanced: &mut Balanced,
+    arguments: &[&str],
+    objects: &str,
+    levels: &[(&str, u32)],
+) -> Result<()> {
     let path = balanced.lab.node(1).dir.join("admission.yaml");
-    fs::write(&path, objects(response))
-        .with_context(|| format!("cannot write {}", path.display()))?;
+    fs::write(&path, objects).with_context(|| format!("cannot write {}", path.display()))?;
     let path = format!("--admission-objects={}", path.display());
-    let seats = format!("--max-connections={}", seats());
-    balanced.set_arguments(&[xdp, "--admission=enforce", &seats, &path]);
+    let of_levels = levels.iter().map(|(_, seats)| seats).sum();
+    let seats = format!("--max-connections={}", seats(of_levels));
+    let admission = ["--admission=enforce", &seats, &path];
+    balanced.set_arguments(&[arguments, &admission].concat());
     balanced.start_agents()?;
     try_eventually(|| {
         let status = balanced.status(1)?;
-        let level = status.priority_level(SERVICE);
-        let limit = level.context("the priority level is not in force")?.limit;
-        ensure!(limit == CAPACITY, "the level has {limit} seats");
+        for (name, seats) in levels {
+            let level = status.priority_level(name);
+            let level =
+                level.with_context(|| format!("the priority level {name} is not in force"))?;
+            let limit = level.limit;
+            ensure!(limit == *seats, "the level {name} has {limit} seats");
+        }
         Ok(())
     })
 }
 
-/// Seats of the node: what the level needs, and what always belongs to the level for connections that no
+/// Seats of the node: what the levels need, and what always belongs to the level for connections that no
 /// schema takes.
-fn seats() -> u32 {
-    CAPACITY + Level::catch_all().shares
+fn seats(of_levels: u32) -> u32 {
+    of_levels + Level::catch_all().shares
 }
 
 /// The level and its schema, in which each address is a flow.
@@ -114,7 +133,7 @@ mod tests {
             let in_force = configuration.in_force();
             let is_it = |level: &Level| level.name == SERVICE;
             let number = in_force.levels.iter().position(is_it).unwrap();
-            let limits = in_force.limits(seats())[number];
+            let limits = in_force.limits(seats(CAPACITY))[number];
             assert_eq!([limits.min, limits.max], [CAPACITY; 2]);
 
             let limited = in_force.levels[number].limited().unwrap();
