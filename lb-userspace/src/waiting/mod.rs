@@ -7,6 +7,7 @@
 //!
 //! Nothing depends on this thread but those who wait: if it is away, programs refuse at once.
 
+mod lately;
 mod line;
 mod room;
 mod suspicion;
@@ -37,14 +38,15 @@ use lb_datapath::{
     waiters::{Arrivals, End, WaitEnder},
 };
 
-pub use self::{
-    line::{Counts, Line},
-    waits::Waits,
-};
 use self::{
+    lately::Lately,
     room::{Room, Waiting},
     suspicion::{LONG, Suspicions},
     syn::Syn,
+};
+pub use self::{
+    line::{Counts, Line},
+    waits::Waits,
 };
 use crate::{
     admission::levels::{Counted, Levels, NotParked},
@@ -187,6 +189,7 @@ struct Keeper {
     numbered: Arc<Numbered>,
     known: Arc<Known>,
     room: Room,
+    lately: Lately,
     next_heartbeat: Instant,
     /// Levels whose number of those who wait is wrong: that number, and at how many heartbeats.
     wrong: HashMap<u32, (u32, u32)>,
@@ -204,6 +207,7 @@ impl Keeper {
             line,
             numbered,
             room: Room::default(),
+            lately: Lately::default(),
             next_heartbeat: Instant::now(),
             wrong: HashMap::new(),
             overrun: HashMap::new(),
@@ -291,6 +295,10 @@ impl Keeper {
                 return self.line.queues.leave(waiter.level, waiter.queue);
             }
             Some(_) => self.replace(levels, &syn, now),
+            // Its flow is open, or has been.
+            None if self.lately.has(&syn, now) => {
+                return self.line.queues.leave(waiter.level, waiter.queue);
+            }
             None => {}
         }
         let schema = self.known.schema(waiter.schema).map(|(schema, _)| schema);
@@ -395,6 +403,7 @@ impl Keeper {
             match became {
                 Some(Reason::Opened | Reason::ToEndpoint) => {
                     levels.let_in(level, grant, now);
+                    self.lately.add(&waiting.syn, now);
                     let wait = waiting.waited(now);
                     self.line
                         .count(waiting.schema, |counts| counts.let_in.add(wait));
