@@ -1,32 +1,40 @@
 // The agent's local API. Everything there can only be read.
 
+/** Milliseconds after which an answer no longer comes. An agent that hangs still takes connections. */
+const PATIENCE = 5000;
+
+/** The agent's own words about a question that it does not take. */
+export class Refusal extends Error {}
+
 /** The JSON object at a path, with these parameters; those that are empty are left out.
- * Throws an `Error` with the agent's own words if it refuses. */
+ * Throws a `Refusal` if the agent refuses. */
 export async function ask(path, parameters = {}) {
   const given = Object.entries(parameters).filter(([, value]) => value !== "" && value !== undefined);
   const query = new URLSearchParams(given).toString();
-  const answer = await request(query ? `${path}?${query}` : path);
+  const { ok, status, text } = await request(query ? `${path}?${query}` : path);
   let body;
   try {
-    body = await answer.json();
+    body = JSON.parse(text);
   } catch {
-    throw new Error(`the agent answered ${answer.status}, but not in JSON`);
+    throw new Error(`the agent answered ${status}, but not in JSON`);
   }
-  if (!answer.ok) {
-    throw new Error(body.message ?? `the agent answered ${answer.status}`);
+  if (!ok) {
+    throw new Refusal(body.message ?? `the agent answered ${status}`);
   }
   return body;
 }
 
 /** The lines of a text answer, whatever its status is. */
 export async function lines(path) {
-  const answer = await request(path);
-  return (await answer.text()).split("\n").filter((line) => line !== "");
+  const { text } = await request(path);
+  return text.split("\n").filter((line) => line !== "");
 }
 
 async function request(path) {
   try {
-    return await fetch(path, { cache: "no-store", credentials: "omit" });
+    const signal = AbortSignal.timeout(PATIENCE);
+    const answer = await fetch(path, { cache: "no-store", credentials: "omit", signal });
+    return { ok: answer.ok, status: answer.status, text: await answer.text() };
   } catch {
     throw new Error("the agent does not answer");
   }

@@ -80,6 +80,7 @@ async function look() {
   byId("trouble").hidden = !trouble;
   if (trouble) {
     byId("trouble").textContent = `This is no longer up to date: ${trouble}.`;
+    byId("age").textContent = "";
   } else {
     const time = new Date();
     byId("age").textContent = paused ? `Paused at ${time.toLocaleTimeString("en-GB")}` : "Live";
