@@ -27,6 +27,7 @@
 //! | [`agent`], [`another_build`], [`balanced`] | the program under test, another build of it, a lab with it on all nodes |
 //! | [`control_plane`] | a real Kubernetes control plane in a lab |
 //! | [`prometheus`] | a Prometheus that scrapes a lab's agents |
+//! | [`browser`] | a browser that shows their status page |
 //! | [`packet_socket`], [`attack`] | frames of any content; what an attacker sends |
 //! | [`faults`] | what goes wrong for operators, staged |
 //! | [`programs`], [`pin_root`] | the eBPF programs without an agent, and where they are pinned |
@@ -37,6 +38,7 @@ pub mod lab;
 pub mod namespace;
 
 pub mod http_get;
+mod http_json;
 pub mod probes;
 pub mod traffic;
 
@@ -50,6 +52,8 @@ pub mod balanced;
 pub mod control_plane;
 
 pub mod prometheus;
+
+pub mod browser;
 
 pub mod attack;
 pub mod packet_socket;
@@ -65,6 +69,7 @@ pub mod patience;
 
 pub use agent::{Agent, AgentSpec, Readiness};
 pub use balanced::{AgentSource, Balanced};
+pub use browser::Browser;
 pub use control_plane::{Cluster, ControlPlane};
 pub use deployment::{Condition, Deployment};
 pub use http_get::HttpAnswer;

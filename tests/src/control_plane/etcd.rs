@@ -6,14 +6,14 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use http_body_util::{BodyExt as _, Full};
-use hyper::{Request, client::conn::http1, header::HOST};
-use hyper_util::rt::TokioIo;
+use hyper::Method;
 use serde_json::{Value, json};
-use tokio::net::TcpStream;
 
 use super::runtime::HostRuntime;
-use crate::lab::{Host, daemon::Daemon};
+use crate::{
+    http_json,
+    lab::{Host, daemon::Daemon},
+};
 
 /// Where etcd serves the API server, on the same host.
 pub const ADDRESS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 2379);
@@ -58,19 +58,10 @@ pub fn compact(runtime: &HostRuntime) -> Result<u64> {
 
 /// A request to etcd's JSON gateway.
 async fn post(path: &str, body: Value) -> Result<Value> {
-    let stream = TcpStream::connect(ADDRESS).await?;
-    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-    tokio::spawn(connection);
-    let request = Request::post(path)
-        .header(HOST, ADDRESS.to_string())
-        .body(Full::new(bytes::Bytes::from(body.to_string())))?;
-    let answer = sender.send_request(request).await?;
-    let status = answer.status();
-    let text = answer.into_body().collect().await?.to_bytes();
+    let (status, answer) = http_json::ask(Method::POST, ADDRESS, path, &body).await?;
     ensure!(
         status.is_success(),
-        "etcd answers {status} to {path}: {}",
-        String::from_utf8_lossy(&text)
+        "etcd answers {status} to {path}: {answer}"
     );
-    serde_json::from_slice(&text).context("cannot read what etcd says")
+    Ok(answer)
 }

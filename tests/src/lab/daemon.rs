@@ -54,11 +54,20 @@ impl Daemon {
         arguments: &[String],
         directory: &Path,
     ) -> Result<Self> {
+        let mut command = command(host, name)?;
+        command.args(arguments);
+        Self::run(name, command, directory)
+    }
+
+    /// Starts any program in `directory`, its log there under `name`.
+    ///
+    /// # Errors
+    /// If it does not start.
+    pub fn run(name: &'static str, mut command: Command, directory: &Path) -> Result<Self> {
         let log = directory.join(format!("{name}.log"));
         let file = OpenOptions::new().create(true).append(true).open(&log);
         let file = file.with_context(|| format!("cannot open {}", log.display()))?;
-        let mut command = command(host, name)?;
-        command.args(arguments).current_dir(directory);
+        command.current_dir(directory);
         command
             .stdin(Stdio::null())
             .stdout(file.try_clone()?)

@@ -8,6 +8,7 @@ mod faults;
 mod labs;
 mod node;
 mod node_local;
+mod page;
 mod pods;
 mod ports;
 mod preflight;

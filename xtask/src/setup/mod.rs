@@ -27,6 +27,8 @@ pub enum Need {
     Lint,
     /// Run the lab.
     Lab,
+    /// Look at the status page in a browser.
+    Browser,
     /// Run a Kubernetes control plane in the lab, and what watches it.
     ControlPlane,
     /// Compare with other balancers.
@@ -47,9 +49,10 @@ pub enum Need {
 
 impl Need {
     /// The needs of the tests that CI runs.
-    pub const TESTS: [Self; 6] = [
+    pub const TESTS: [Self; 7] = [
         Self::Lint,
         Self::Lab,
+        Self::Browser,
         Self::ControlPlane,
         Self::Fuzz,
         Self::Guests,

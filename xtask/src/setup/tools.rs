@@ -15,7 +15,7 @@ pub struct Tool {
     purpose: &'static str,
 }
 
-static TOOLS: [Tool; 25] = [
+static TOOLS: [Tool; 27] = [
     Tool {
         command: "ip",
         packages: &["iproute2"],
@@ -69,6 +69,18 @@ static TOOLS: [Tool; 25] = [
         packages: &["iperf3"],
         need: Need::Lab,
         purpose: "throughput in benchmarks",
+    },
+    Tool {
+        command: "chromium",
+        packages: &["chromium"],
+        need: Need::Browser,
+        purpose: "shows the status page",
+    },
+    Tool {
+        command: "chromedriver",
+        packages: &["chromium-driver"],
+        need: Need::Browser,
+        purpose: "drives that browser",
     },
     Tool {
         command: "haproxy",

@@ -132,6 +132,9 @@ impl Session<'_> {
             }
         }
         stages.retain(|stage| !empty.contains(stage));
+        if chosen.iter().any(Test::needs_browser) {
+            setup::run(self.workspace, &[Need::Lab, Need::Browser])?;
+        }
         if chosen.iter().any(Test::needs_control_plane) {
             setup::run(self.workspace, &[Need::Lab, Need::ControlPlane])?;
         }

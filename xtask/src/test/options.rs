@@ -179,8 +179,11 @@ impl Options {
                 }
             }
         }
-        // With --only, it is known only later whether a test needs one.
+        // With --only, it is known only later whether a test needs these.
         let all = self.stages.contains(&Stage::Kernel) && self.only.is_empty();
+        if all {
+            needs.push(Need::Browser);
+        }
         if all && !self.skips(Part::ControlPlane) {
             needs.push(Need::ControlPlane);
         }

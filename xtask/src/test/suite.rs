@@ -108,6 +108,11 @@ impl Test {
         needs_control_plane(&self.name())
     }
 
+    /// Whether it looks at the status page in a browser.
+    pub fn needs_browser(&self) -> bool {
+        self.name().starts_with("trouble::page::")
+    }
+
     /// Whether it runs the container image.
     pub fn needs_image(&self) -> bool {
         self.suite.name == "image"
