@@ -159,6 +159,7 @@ fn service() -> Service {
         session_affinity: None,
         algorithm: Algorithm::Random,
         weights: Weights::default(),
+        slow_start: None,
         removed_endpoints: RemovedEndpoints::Keep,
         max_connections: 0,
         max_connections_per_endpoint: 0,

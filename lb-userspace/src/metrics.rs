@@ -61,6 +61,8 @@ pub struct Metrics {
     pub services_lacking: IntGaugeVec,
     /// Service ports whose ClusterIP is left to the node.
     pub left_to_node: IntGauge,
+    /// Endpoints that do not have their whole share yet, once for each service port.
+    pub slow_starting: IntGauge,
     /// How often a Service has been planned.
     pub services_planned: IntCounter,
     /// The node's own addresses.
@@ -227,6 +229,11 @@ impl Metrics {
             left_to_node: register.gauge(
                 "node_lb_service_ports_left_to_node",
                 "Service ports with a ClusterIP at which the node itself answers (NodeLocal DNSCache).",
+            ),
+            slow_starting: register.gauge(
+                "node_lb_slow_starting_endpoints",
+                "Endpoints in slow start, which do not have their whole share of new connections yet, \
+                 once per service port.",
             ),
             services_planned: register.counter(
                 "node_lb_services_planned_total",

@@ -285,6 +285,7 @@ fn service(rng: &mut Rng, number: usize) -> (Service, Vec<EndpointSlice>) {
             false => Algorithm::Maglev,
         },
         weights: Weights::default(),
+        slow_start: None,
         removed_endpoints: RemovedEndpoints::Keep,
         max_connections: rng.u32(..3) * 10,
         max_connections_per_endpoint: 0,

@@ -111,6 +111,8 @@ pub struct Service {
     pub session_affinity: Option<Duration>,
     pub algorithm: Algorithm,
     pub weights: Weights,
+    /// Over what time the share of an endpoint that becomes ready grows; `None`: it is whole at once.
+    pub slow_start: Option<Duration>,
     pub removed_endpoints: RemovedEndpoints,
     /// The most connections on a node; 0 means no limit.
     pub max_connections: u32,

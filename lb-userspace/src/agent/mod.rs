@@ -29,6 +29,7 @@ mod resize;
 mod servers;
 mod silent_nodes;
 mod sizes;
+mod slow_start;
 pub mod status;
 mod statuses;
 mod succession;
@@ -406,6 +407,7 @@ impl Agent {
                         // Nobody waits for it.
                         drop(spawn_blocking(heap::give_back));
                     }
+                    self.go_on_with_slow_starts().await;
                     self.syncer.watch_limits(Instant::now());
                     self.tell_of_service_ports();
                 }
@@ -605,7 +607,7 @@ impl Agent {
 
     /// Writes Services; when this returns, the maps have them and the health answers say so.
     async fn sync(&mut self, services: BTreeSet<ObjectName>, since: Instant) {
-        self.publish(services);
+        self.publish(services, since);
         self.relieve().await;
         if let Some(health) = self.syncer.changed_health() {
             for problem in self.service_health.sync(health).await {
@@ -622,10 +624,10 @@ impl Agent {
     }
 
     /// Writes Services, and has the flows ended that are stale now.
-    fn publish(&mut self, services: BTreeSet<ObjectName>) {
+    fn publish(&mut self, services: BTreeSet<ObjectName>, now: Instant) {
         let publication = self.sweeper.as_ref().map(FlowSweeper::publication);
         let of_api_server = services.contains(&api_server());
-        let stale = self.syncer.sync(&self.store, services);
+        let stale = self.syncer.sync(&self.store, services, now);
         if of_api_server {
             self.note_api_servers();
         }

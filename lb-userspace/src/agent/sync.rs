@@ -10,7 +10,7 @@ use std::{
 use lb_objects::{IpFamily, ObjectName, Service, TrafficPolicy};
 use prometheus::IntCounter;
 
-use super::{catalog::Catalog, hosted::Hosted, progress::Progress, status};
+use super::{catalog::Catalog, hosted::Hosted, progress::Progress, slow_start::SlowStarts, status};
 use crate::{
     by_name::ByName,
     flows::{Change, Limit, Limits, Met, Stale, stale},
@@ -38,6 +38,8 @@ pub struct Syncer {
     /// What each Service was when its addresses were planned, if nothing that decides about these
     /// has changed since.
     planned: ByName<Service>,
+    /// Endpoints that do not have their whole share yet.
+    slow_starts: SlowStarts,
     /// How often Services have been planned.
     plannings: IntCounter,
     progress: Arc<Progress>,
@@ -110,6 +112,7 @@ impl Syncer {
             writer,
             catalog,
             planned: ByName::default(),
+            slow_starts: SlowStarts::default(),
             plannings,
             progress,
             node,
@@ -170,15 +173,15 @@ impl Syncer {
         names
     }
 
-    /// Plans and writes the Services named, and says which flows to look at. When this returns,
-    /// the maps have them.
-    pub fn sync(&mut self, store: &Store, services: BTreeSet<ObjectName>) -> Stale {
+    /// Plans and writes the Services named as of `now`, and says which flows to look at. When this
+    /// returns, the maps have them.
+    pub fn sync(&mut self, store: &Store, services: BTreeSet<ObjectName>, now: Instant) -> Stale {
         let mut stale = Stale::default();
         self.progress.begin(services.len());
         self.synced_since += services.len();
         self.reserve();
         for name in in_order(services, store, &self.node) {
-            let planned = self.plan(store, &name);
+            let planned = self.plan(store, &name, now);
             self.sync_service(name, planned, &mut stale);
             self.progress.advance();
         }
@@ -212,25 +215,31 @@ impl Syncer {
     }
 
     /// The plan of a Service, if there is such a Service.
-    fn plan(&mut self, store: &Store, name: &ObjectName) -> Option<ServicePlan> {
+    fn plan(&mut self, store: &Store, name: &ObjectName, now: Instant) -> Option<ServicePlan> {
         let Some(service) = store.service(name) else {
             self.planned.remove(name);
+            self.slow_starts.forget(name);
             return None;
         };
         self.plannings.inc();
         let slices: Vec<_> = store.slices(name).collect();
+        let before = self.catalog.get(name);
+        let before = before.as_deref();
         let is_same = |known: &Arc<Service>| Arc::ptr_eq(known, service);
-        if self.planned.get(name).is_some_and(is_same) {
-            let before = self.catalog.get(name);
-            return Some(plan::plan_after(
-                before.as_deref(),
-                service,
-                &slices,
-                &self.node,
-            ));
-        }
-        self.planned.insert(service.clone());
-        Some(plan::plan(service, &slices, &self.node))
+        let mut planned = if self.planned.get(name).is_some_and(is_same) {
+            plan::plan_after(before, service, &slices, &self.node)
+        } else {
+            self.planned.insert(service.clone());
+            plan::plan(service, &slices, &self.node)
+        };
+        self.slow_starts.follow(before, &mut planned, now);
+        Some(planned)
+    }
+
+    /// The Services of which an endpoint gets a greater share by the next sync, because time has
+    /// passed.
+    pub fn due(&self, now: Instant) -> BTreeSet<ObjectName> {
+        self.slow_starts.due(now)
     }
 
     /// The service ports in the maps, for reading what comes to them.
@@ -261,7 +270,9 @@ impl Syncer {
     pub fn verify(&mut self, store: &Store, name: &ObjectName) -> bool {
         let fresh = store.service(name).map(|service| {
             let slices: Vec<_> = store.slices(name).collect();
-            plan::plan(service, &slices, &self.node)
+            let mut planned = plan::plan(service, &slices, &self.node);
+            self.slow_starts.apply(&mut planned);
+            planned
         });
         let is_fresh = self.catalog.get(name).as_deref() == fresh.as_ref();
         if !is_fresh {
@@ -393,6 +404,9 @@ impl Syncer {
                 .set(services.count() as i64);
         }
         metrics.left_to_node.set(self.left_to_node.len() as i64);
+        metrics
+            .slow_starting
+            .set(self.slow_starts.endpoints() as i64);
         metrics.services_not_programmed.set(lacking.len() as i64);
         metrics
             .services_programmed

@@ -3,12 +3,14 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
+    iter,
     net::SocketAddr,
     ops::Range,
 };
 
 use lb_objects::{
-    Endpoint, EndpointSlice, IpFamily, Protocol, RemovedEndpoints, ServicePort, SharedName, Weights,
+    DEFAULT_WEIGHT, Endpoint, EndpointSlice, IpFamily, Protocol, RemovedEndpoints, ServicePort,
+    SharedName, Weights,
 };
 
 use super::node::LocalNode;
@@ -130,6 +132,14 @@ impl ClassifiedEndpoints {
         }
     }
 
+    /// Has each endpoint count for so many parts of its weight, beside the others.
+    pub fn scale(&mut self, parts: impl Fn(&SocketAddr) -> u16) {
+        let own = self.weights.iter().copied();
+        let own = own.chain(iter::repeat(DEFAULT_WEIGHT));
+        let scaled = self.slots.iter().zip(own);
+        self.weights = unless_same(scaled.map(|(slot, weight)| weight * parts(slot)));
+    }
+
     /// Whether no endpoint in the cluster is usable.
     pub fn is_empty(&self) -> bool {
         self.slots.is_empty()
@@ -153,16 +163,10 @@ impl ClassifiedEndpoints {
             class.sort_by_cached_key(|(address, _)| address.to_string());
         }
         let all = || classes.iter().flatten();
-        let weights = || all().map(|(_, weight)| *weight);
-        let are_same = weights().all(|weight| Some(weight) == weights().next());
         Self {
             counts: std::array::from_fn(|class| classes[class].len() as u32),
             slots: all().map(|(address, _)| *address).collect(),
-            weights: if are_same {
-                Box::default()
-            } else {
-                weights().collect()
-            },
+            weights: unless_same(all().map(|(_, weight)| *weight)),
             topology,
         }
     }
@@ -172,6 +176,13 @@ impl ClassifiedEndpoints {
         let start = count(&self.counts[..classes.start]);
         &self.slots[start..start + count(&self.counts[classes])]
     }
+}
+
+/// The weights of all endpoints; nothing if they are the same.
+fn unless_same(weights: impl Iterator<Item = u16>) -> Box<[u16]> {
+    let weights: Box<_> = weights.collect();
+    let are_same = weights.iter().all(|weight| *weight == weights[0]);
+    if are_same { Box::default() } else { weights }
 }
 
 /// A Service's slices of one family, merged per slice port, without duplicates.

@@ -92,6 +92,7 @@ pub fn plan_after(
             source_ranges: source_ranges.clone(),
             session_affinity: service.session_affinity,
             algorithm: service.algorithm,
+            slow_start: service.slow_start,
             max_connections: service.max_connections,
             max_connections_per_endpoint: service.max_connections_per_endpoint,
             long_running: service.long_running,
@@ -147,6 +148,8 @@ pub struct Plan {
     /// How long a client sticks to its endpoint after its last new connection.
     pub session_affinity: Option<Duration>,
     pub algorithm: Algorithm,
+    /// Over what time the share of an endpoint that becomes ready grows; `None`: it is whole at once.
+    pub slow_start: Option<Duration>,
     /// The most connections that its Service may have on this node; 0 means no limit.
     pub max_connections: u32,
     /// The most connections that each endpoint of this port may have from this node; 0 means no limit.

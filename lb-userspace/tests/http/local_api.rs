@@ -580,6 +580,7 @@ fn planned(namespace: &str, name: &str, endpoints: &[&str]) -> ServicePlan {
         session_affinity: None,
         algorithm: Algorithm::Random,
         weights: Weights::default(),
+        slow_start: None,
         removed_endpoints: RemovedEndpoints::Keep,
         max_connections: 0,
         max_connections_per_endpoint: 0,

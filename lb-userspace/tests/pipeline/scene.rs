@@ -359,6 +359,7 @@ impl Scene {
             session_affinity: self.affinity,
             algorithm: self.algorithm,
             weights: Weights::default(),
+            slow_start: None,
             removed_endpoints: RemovedEndpoints::Keep,
             max_connections: self.limits.service,
             max_connections_per_endpoint: self.limits.endpoint,

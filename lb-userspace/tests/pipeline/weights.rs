@@ -142,6 +142,22 @@ fn changed_weights_leave_connections_where_they_are() {
 }
 
 #[test]
+fn an_endpoint_in_slow_start_gets_its_part_of_a_share() {
+    for algorithm in ALGORITHMS {
+        for scene in weighted(algorithm, &[]) {
+            let newest = scene.endpoint(2);
+            let mut plan = scene.plan();
+            plan.endpoints
+                .scale(|endpoint| if *endpoint == newest { 5 } else { 10 });
+            let mut tables = scene.tables();
+            tables.program(&[plan]);
+            let got = shares(&scene, &tables, 1, CONNECTIONS);
+            assert_shares(&got, &[10, 10, 5], 0.25);
+        }
+    }
+}
+
+#[test]
 fn a_client_with_session_affinity_stays_whatever_the_weights_are() {
     for algorithm in ALGORITHMS {
         for scene in weighted(algorithm, &WEIGHTS) {

@@ -127,6 +127,41 @@ fn weights_follow_their_endpoints_and_the_services_go_first() {
 }
 
 #[test]
+fn a_part_of_a_weight_is_one_beside_whole_ones() {
+    let slice = slice(
+        "a",
+        80,
+        [
+            ready("10.0.0.1", "node-2"),
+            ready("10.0.0.2", "node-2"),
+            terminating("10.0.0.3", "node-2"),
+        ],
+    );
+    let scaled = |service: &Service, parts: [u16; 3]| {
+        let mut endpoints = first_port(service, &[&slice]).endpoints;
+        let [first, second, _] = addresses(["10.0.0.1:80", "10.0.0.2:80", "10.0.0.3:80"])[..]
+        else {
+            unreachable!();
+        };
+        endpoints.scale(|endpoint| match endpoint {
+            one if *one == first => parts[0],
+            one if *one == second => parts[1],
+            _ => parts[2],
+        });
+        endpoints.weights().to_vec()
+    };
+    assert_eq!(scaled(&service(), [10, 3, 10]), [10, 3, 10]);
+    assert_eq!(scaled(&service(), [10; 3]), [0; 0], "all have the same");
+    let mut weighted = service();
+    weighted
+        .weights
+        .set_address("10.0.0.2".parse().unwrap(), 256);
+    assert_eq!(scaled(&weighted, [1, 10, 10]), [1, 2560, 10]);
+    weighted.weights.set_address("10.0.0.2".parse().unwrap(), 5);
+    assert_eq!(scaled(&weighted, [10, 2, 10]), [0; 0], "so they have again");
+}
+
+#[test]
 fn only_families_with_a_cluster_ip_are_planned() {
     let service = Service {
         service_type: ServiceType::LoadBalancer,
@@ -476,6 +511,7 @@ fn service() -> Service {
         session_affinity: None,
         algorithm: Algorithm::Random,
         weights: Weights::default(),
+        slow_start: None,
         removed_endpoints: RemovedEndpoints::Keep,
         max_connections: 0,
         max_connections_per_endpoint: 0,

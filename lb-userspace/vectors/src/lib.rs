@@ -248,6 +248,7 @@ impl ServiceRow {
             },
             algorithm: Algorithm::Random,
             weights: Weights::default(),
+            slow_start: None,
             removed_endpoints: RemovedEndpoints::Keep,
             max_connections: 0,
             max_connections_per_endpoint: 0,

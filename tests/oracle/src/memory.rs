@@ -241,6 +241,7 @@ fn service(name: &str, spec: &ServiceSpec, scene: Scene) -> Service {
             false => Algorithm::Random,
         },
         weights: Weights::default(),
+        slow_start: None,
         removed_endpoints: RemovedEndpoints::Keep,
         max_connections: 0,
         max_connections_per_endpoint: 0,

@@ -7,6 +7,7 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     ops::RangeInclusive,
     str::FromStr,
+    time::Duration,
 };
 
 use ipnet::IpNet;
@@ -122,6 +123,20 @@ pub fn connections(field: impl Display, text: &str, otherwise: &str) -> Result<u
 /// If it is no whole number, zero, or too large.
 pub fn weight(field: impl Display, text: &str, otherwise: &str) -> Result<u16, Invalid> {
     whole_number(field, text, 1..=MAX_WEIGHT, otherwise)
+}
+
+/// A time in whole seconds, at most so many, likewise.
+///
+/// # Errors
+/// If it is no whole number, or one that is too large.
+pub fn seconds(
+    field: impl Display,
+    text: &str,
+    most: u32,
+    otherwise: &str,
+) -> Result<Duration, Invalid> {
+    let seconds = whole_number(field, text, 0..=most, otherwise)?;
+    Ok(Duration::from_secs(seconds.into()))
 }
 
 fn whole_number<T: FromStr + PartialOrd + Display>(

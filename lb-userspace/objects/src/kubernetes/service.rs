@@ -28,6 +28,11 @@ const WEIGHTS_ANNOTATION: &str = "node-lb.io/weights";
 /// The most of them: all agents keep those of every Service, and whoever may write a Service could have
 /// them keep megabytes.
 const MAX_WEIGHT_ENTRIES: usize = 256;
+/// Over how many seconds the share of an endpoint that becomes ready grows; `0` (default) means that
+/// it is whole at once.
+const SLOW_START_ANNOTATION: &str = "node-lb.io/slow-start";
+/// The most of them: an hour.
+const MAX_SLOW_START_SECONDS: u32 = 3600;
 /// What happens to connections to an endpoint that leaves the Service: `keep` (default) or `reset`.
 const REMOVED_ENDPOINTS_ANNOTATION: &str = "node-lb.io/removed-endpoints";
 /// The most connections that each endpoint may have from a node, by service port and family; `0`
@@ -96,6 +101,7 @@ impl Translate for core::Service {
             session_affinity: session_affinity(spec, findings)?,
             algorithm: algorithm(&self.metadata, findings),
             weights: weights(&self.metadata, findings),
+            slow_start: slow_start(&self.metadata, findings),
             removed_endpoints: removed_endpoints(&self.metadata, findings),
             max_connections: most(&self.metadata, MAX_CONNECTIONS_ANNOTATION, findings),
             max_connections_per_endpoint: most(
@@ -329,6 +335,15 @@ fn add_weight(entry: &str, weights: &mut Weights) -> Result<(), Invalid> {
         weights.set_address(address, weight);
     }
     Ok(())
+}
+
+fn slow_start(metadata: &ObjectMeta, findings: &mut Findings) -> Option<Duration> {
+    let text = field::annotation(metadata, SLOW_START_ANNOTATION)?;
+    let field = format_args!("metadata.annotations[{SLOW_START_ANNOTATION}]");
+    let otherwise = ", and there is no slow start";
+    let time = field::seconds(field, text, MAX_SLOW_START_SECONDS, otherwise);
+    let time = findings.check(Refused::Value, time)?;
+    (!time.is_zero()).then_some(time)
 }
 
 fn removed_endpoints(metadata: &ObjectMeta, findings: &mut Findings) -> RemovedEndpoints {

@@ -10,7 +10,7 @@ use std::{
 use lb_common::abi::Config;
 use lb_datapath::memory::MemoryTables;
 use lb_objects::{
-    Kind, Node, ObjectName,
+    Kind, Node, ObjectName, ObjectRef,
     kubernetes::{Outcome, translate_json},
 };
 use prometheus::IntCounter;
@@ -18,6 +18,7 @@ use serde_json::{Value, json};
 
 use super::{Catalog, Condition, LocalNode, MANY, MapWriter, NodeFacts, Progress, Store, Syncer};
 use crate::{
+    metrics::Metrics,
     plan::{NodePortAddresses, PlanOptions, ServicePlan},
     source::Event,
 };
@@ -32,6 +33,7 @@ struct Agent {
     plannings: IntCounter,
     node: Node,
     addresses: BTreeSet<IpAddr>,
+    now: Instant,
 }
 
 impl Agent {
@@ -61,6 +63,7 @@ impl Agent {
             plannings,
             node,
             addresses,
+            now: Instant::now(),
         }
     }
 
@@ -79,7 +82,7 @@ impl Agent {
         });
         self.store.apply(events.chain([Event::Synced]));
         let services = self.store.take_changes().services;
-        self.syncer.sync(&self.store, services);
+        self.syncer.sync(&self.store, services, self.now);
     }
 
     /// Gives the node an address, and says how many Services that has planned again.
@@ -105,8 +108,31 @@ impl Agent {
         let facts = facts(&self.node, &self.addresses);
         let concerned = self.syncer.set_node(local, facts, &self.store);
         let before = self.plannings.get();
-        self.syncer.sync(&self.store, concerned);
+        self.syncer.sync(&self.store, concerned, self.now);
         self.plannings.get() - before
+    }
+
+    /// Lets a second pass, and says how many Services are planned again because it has.
+    fn wait(&mut self) -> u64 {
+        self.now += Duration::from_secs(1);
+        let before = self.plannings.get();
+        let due = self.syncer.due(self.now);
+        self.syncer.sync(&self.store, due, self.now);
+        self.plannings.get() - before
+    }
+
+    /// The weights of a Service's endpoints, which are those that verification wants.
+    fn weights(&mut self, name: &str) -> Vec<u16> {
+        let service = ObjectName::new("default", name);
+        assert!(self.syncer.verify(&self.store, &service));
+        let planned = self.planned(name);
+        planned.ports[0].endpoints.weights().to_vec()
+    }
+
+    fn slow_starting(&self) -> i64 {
+        let metrics = Metrics::new();
+        self.syncer.measure(&metrics, self.now);
+        metrics.slow_starting.get()
     }
 
     fn planned(&self, name: &str) -> Arc<ServicePlan> {
@@ -207,6 +233,46 @@ fn a_dns_service_is_left_to_the_node_while_that_has_its_cluster_ip() {
     assert!(is_left(&agent));
     assert_eq!(agent.loses("10.96.0.10"), 1);
     assert!(!is_left(&agent) && agent.planned("dns").ports[0].frontends.len() == 1);
+}
+
+#[test]
+fn an_endpoint_in_slow_start_has_its_service_planned_at_each_step() {
+    let mut web = service("web", 1);
+    web["metadata"]["annotations"] = json!({"node-lb.io/slow-start": "20"});
+    let mut agent = Agent::new();
+    agent.apply([web.clone(), slice("web", &["10.1.0.7"])]);
+    agent.apply([service("db", 2), slice("db", &["10.1.0.7"])]);
+    let both = slice("web", &["10.1.0.7", "10.1.0.8"]);
+    agent.apply([both.clone(), slice("db", &["10.1.0.7", "10.1.0.8"])]);
+    assert_eq!(agent.weights("web"), [10, 1]);
+    assert!(agent.weights("db").is_empty());
+    assert_eq!(agent.slow_starting(), 1);
+
+    let plannings: Vec<_> = (0..8).map(|_| agent.wait()).collect();
+    assert_eq!(plannings, [0, 0, 0, 1, 0, 1, 0, 1]);
+    assert_eq!(agent.weights("web"), [10, 4]);
+    let plannings: u64 = (8..60).map(|_| agent.wait()).sum();
+    assert_eq!(plannings, 6);
+    assert!(agent.weights("web").is_empty());
+    assert_eq!(agent.slow_starting(), 0);
+
+    agent.apply([slice("web", &["10.1.0.7"])]);
+    agent.apply([both.clone()]);
+    assert_eq!(agent.weights("web"), [10, 1], "anew");
+    let mut next = Agent::new();
+    next.apply([web, both]);
+    assert!(
+        next.weights("web").is_empty(),
+        "to the next agent both are old"
+    );
+    let name = ObjectName::new("default", "web");
+    let deleted = ObjectRef {
+        kind: Kind::Service,
+        name,
+    };
+    agent.store.apply([Event::Delete(deleted)]);
+    agent.apply([]);
+    assert_eq!(agent.slow_starting(), 0);
 }
 
 /// Steps that look at all addresses for each address would take minutes.

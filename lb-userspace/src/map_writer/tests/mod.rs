@@ -139,6 +139,7 @@ impl Spec {
                 false => Algorithm::Random,
             },
             weights: self.weights(),
+            slow_start: None,
             removed_endpoints: RemovedEndpoints::Keep,
             max_connections: 0,
             max_connections_per_endpoint: 0,

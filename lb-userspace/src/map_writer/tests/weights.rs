@@ -70,6 +70,20 @@ fn a_restart_writes_no_weight_again() {
     assert_eq!(bench.writes(), writes);
 }
 
+/// An agent in the middle of a slow start has written the greatest weights there are.
+#[test]
+fn an_agent_puts_whole_weights_in_the_place_of_those_of_a_slow_start() {
+    let mut bench = Bench::new(ROOMY);
+    bench.round(&[weighted(&[2560, 10, 2304])], &[]);
+    bench.assert_complete();
+    bench.restart();
+    bench.note(&[weighted(&[])], &[]);
+    bench.apply_all();
+    bench.assert_complete();
+    assert_eq!(content(&bench).maglev_rows, 0);
+    assert_eq!(bench.weights(&weighted(&[]).key()), [0; 3]);
+}
+
 #[test]
 fn an_endpoint_number_that_is_used_again_has_no_weight_of_the_one_before() {
     let mut bench = Bench::new(ROOMY);

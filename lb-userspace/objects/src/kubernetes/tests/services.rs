@@ -302,6 +302,37 @@ fn endpoints_may_have_a_limit_and_get_connections_by_load() {
 }
 
 #[test]
+fn a_slow_start_is_a_number_of_seconds_up_to_an_hour() {
+    let service = |seconds: &str| {
+        let translated = translated(
+            "Service",
+            json!({"metadata": {"name": "web", "annotations": {"node-lb.io/slow-start": seconds}},
+                "spec": {"clusterIP": "10.96.0.1"}}),
+        );
+        let Outcome::Use(Object::Service(service)) = translated.outcome else {
+            panic!("{translated:?}");
+        };
+        let problems = translated.problems.iter().map(ToString::to_string);
+        (service.slow_start, problems.collect::<Vec<_>>())
+    };
+    assert_eq!(service("0"), (None, vec![]));
+    for seconds in [1, 60, 3600] {
+        let time = Duration::from_secs(seconds);
+        assert_eq!(service(&seconds.to_string()), (Some(time), vec![]));
+    }
+    for text in ["", "-1", "+1", "1.5", "60s", "3601", "99999999999999999999"] {
+        let (time, problems) = service(text);
+        assert_eq!((time, problems.len()), (None, 1), "{text}");
+        for expected in [
+            "metadata.annotations[node-lb.io/slow-start]",
+            "must be a whole number from 0 to 3600, and there is no slow start",
+        ] {
+            assert!(problems[0].contains(expected), "{problems:?}");
+        }
+    }
+}
+
+#[test]
 fn endpoints_have_weights_by_address_and_by_node() {
     let service = |weights: &str| {
         translated(
