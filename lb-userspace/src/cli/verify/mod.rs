@@ -102,7 +102,7 @@ fn compare(config: &Config) -> anyhow::Result<Report> {
     let maps = pinned_maps(root);
     let kernel = Views::of(&Maps::pinned(&maps)?)?;
     let wanted = Views::of(&tables.maps())?;
-    let mut differences = kernel.differences(&wanted);
+    let mut differences = kernel.differences(&wanted, &snapshot.plans());
     let programs = programs::compare(&maps.with_file_name("links"))?;
     differences.extend(programs.differences);
     Ok(Report {

@@ -2,19 +2,19 @@
 //! numbers and places in the maps do not matter.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap, btree_map::Entry},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet, btree_map::Entry},
     hash::{DefaultHasher, Hash as _, Hasher as _},
     net::{IpAddr, SocketAddr},
 };
 
 use lb_common::{
-    abi::{self, CLASSES, MAGLEV_ROWS, cluster_ip_flag, service_range_flag},
+    abi::{self, CLASSES, MAGLEV_ROWS, cluster_ip_flag, plan_flag, service_range_flag},
     parse,
 };
 use lb_datapath::maps::{Maps, WriteError};
 
 use super::Difference;
-use crate::plan::FrontendKind;
+use crate::plan::{FrontendKind, Plan, ServicePlan};
 
 /// Longer lists are shortened.
 const SHOWN: usize = 300;
@@ -65,8 +65,12 @@ impl Views {
         self.0.values().filter(|view| view[0].0 == KIND).count()
     }
 
-    /// What differs from what is wanted.
-    pub fn differences(self, wanted: &Self) -> BTreeSet<Difference> {
+    /// What differs from what is wanted. Weights are not compared at addresses of Services with slow
+    /// start: the agent that writes them knows since when each endpoint is ready.
+    pub fn differences(self, wanted: &Self, plans: &[ServicePlan]) -> BTreeSet<Difference> {
+        let ports = plans.iter().flat_map(|service| &service.ports);
+        let ports = ports.filter(|plan| plan.slow_start.is_some());
+        let starting: HashSet<_> = ports.flat_map(subjects).collect();
         let mut found = self.0;
         let mut differences = BTreeSet::new();
         for (subject, wanted) in &wanted.0 {
@@ -76,8 +80,10 @@ impl Views {
                 }
                 Entry::Occupied(entry) => {
                     let found = entry.remove();
-                    let pairs = found.iter().zip(wanted);
-                    let first = pairs.clone().find(|(found, wanted)| found != wanted);
+                    let is_open = starting.contains(subject);
+                    let first = found.iter().zip(wanted).find(|(found, wanted)| {
+                        found != wanted && !(is_open && BY_WEIGHT.contains(&wanted.0))
+                    });
                     if let Some(((what, found), (_, wanted))) = first {
                         differences.insert(Difference {
                             subject: subject.clone(),
@@ -113,6 +119,12 @@ fn shortened(text: &str) -> String {
     }
 }
 
+/// The subjects of a service port.
+fn subjects(plan: &Plan) -> impl Iterator<Item = String> {
+    let frontends = plan.frontends.iter();
+    frontends.map(|frontend| format!("{} {}", frontend.address, plan.name.protocol))
+}
+
 fn subject(ip: IpAddr, port: u16, protocol: u8) -> String {
     let address = SocketAddr::new(ip, port);
     match protocol {
@@ -125,6 +137,11 @@ fn subject(ip: IpAddr, port: u16, protocol: u8) -> String {
 
 /// The property that a frontend's view begins with.
 const KIND: &str = "kind of address";
+
+/// The properties that weights decide.
+const BY_WEIGHT: [&str; 2] = [WEIGHTS, TABLES];
+const WEIGHTS: &str = "weights";
+const TABLES: &str = "Maglev tables";
 
 /// Follows frontends through the maps.
 struct Reader<'a> {
@@ -187,6 +204,10 @@ impl<'a> Reader<'a> {
     fn of_plan(&self, plan: &abi::Plan) -> View {
         let endpoints = self.endpoints(plan);
         let tables = [plan.maglev_cluster, plan.maglev_local];
+        let drawn = match plan.flags & plan_flag::DRAWN {
+            0 => "",
+            _ => "drawn from: ",
+        };
         let tables = match plan.maglev_rows {
             0 => "none".to_owned(),
             rows => tables.map(|first| self.table(first, rows)).join(", "),
@@ -208,14 +229,15 @@ impl<'a> Reader<'a> {
             ("endpoints", endpoints),
             (
                 "traffic policies and algorithm (bits)",
-                format!("{:#x}", plan.flags),
+                format!("{:#x}", plan.flags & !plan_flag::DRAWN),
             ),
             (
                 "session affinity in seconds",
                 plan.affinity_seconds.to_string(),
             ),
             ("source ranges", sources),
-            ("Maglev tables", tables),
+            (WEIGHTS, self.weights(plan)),
+            (TABLES, format!("{drawn}{tables}")),
             ("limit of connections", limit),
             (
                 "limit of each endpoint's connections",
@@ -224,7 +246,7 @@ impl<'a> Reader<'a> {
         ]
     }
 
-    /// The endpoints of each class, with their flags and weights.
+    /// The endpoints of each class, with their flags.
     fn endpoints(&self, plan: &abi::Plan) -> String {
         let mut slot = plan.first;
         let mut classes = Vec::with_capacity(CLASSES);
@@ -240,16 +262,20 @@ impl<'a> Reader<'a> {
                         .slots
                         .contains(&slot);
                 let place = if is_placed { "" } else { " out of its place" };
-                let weight = match self.weight(endpoint.id) {
-                    0 => String::new(),
-                    weight => format!(" weight {weight}"),
-                };
-                format!("{address} ({:#x}){weight}{place}", endpoint.flags)
+                format!("{address} ({:#x}){place}", endpoint.flags)
             });
             classes.push(endpoints.collect::<Vec<_>>().join(", "));
             slot += count;
         }
         classes.join("; ")
+    }
+
+    /// The weights of all endpoints, in the order of classes.
+    fn weights(&self, plan: &abi::Plan) -> String {
+        let slots = plan.first..plan.first + plan.counts.iter().sum::<u32>();
+        let weights = slots.map(|slot| self.weight(self.maps.endpoints.read(slot).id));
+        let weights: Vec<_> = weights.map(|weight| weight.to_string()).collect();
+        weights.join(", ")
     }
 
     /// The weight of an endpoint; 0 if it has none, or does not exist.
