@@ -94,6 +94,12 @@ impl Ground {
         self.balanced.status(index.into())
     }
 
+    /// Kills the agents and starts others in their place.
+    pub fn restart_agents(&mut self) -> Result<()> {
+        self.balanced.kill_agents()?;
+        self.balanced.start_agents()
+    }
+
     /// Stops the agents. What they put into the kernel stays.
     pub fn without_agents(self) -> Result<WithoutAgents> {
         let Balanced { agents, lab, .. } = self.balanced;

@@ -14,6 +14,7 @@ mod recording;
 mod segments;
 mod singly;
 mod sizes;
+mod slow_start;
 mod socket_limits;
 mod sockets;
 mod unknown;
