@@ -54,6 +54,7 @@ fn a_node_is_to_be_seen_in_a_browser() -> Result<()> {
     a_service_has_its_connections(&page, &ground)?;
     flows_are_filtered(&page, &ground)?;
     levels_and_devices_are_listed(&page)?;
+    a_connection_is_explained(&page, &ground)?;
     the_keyboard_reaches_everything(&page)?;
     everybody_can_read_each_view(&page)?;
     the_last_hour_is_drawn(&page)?;
@@ -304,6 +305,22 @@ fn levels_and_devices_are_listed(page: &Page) -> Result<()> {
     page.has_row(&["tenant", "tenant", &(HELD + PAST).to_string()])?;
     page.view("node")?;
     page.has_row(&["eth0", "external", "native"])
+}
+
+fn a_connection_is_explained(page: &Page, ground: &Ground) -> Result<()> {
+    page.view("explain")?;
+    let lab = &ground.balanced.lab;
+    page.fill("from", &lab.client().ip(Family::V4).to_string())?;
+    page.fill("to", &lab.node(1).at(Family::V4, NODE_PORT).to_string())?;
+    page.shows("main [role=status]", "forward (opened)")?;
+    let level = format!("priority level tenant: {HELD} of 20");
+    for step in ["default/web:lines, by its NodePort", &level, "one of 1"] {
+        page.shows(".way", step)?;
+    }
+    page.fill("to", "10.96.0.11:80")?;
+    page.shows("main [role=status]", "reject (no-endpoints)")?;
+    page.fill("to", "nowhere")?;
+    page.shows("main .bad", "to: write IP:PORT")
 }
 
 /// From the beginning of the document on, and past what is the same in each view.
