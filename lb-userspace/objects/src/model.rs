@@ -27,6 +27,13 @@ impl ObjectName {
             name: name.into(),
         }))
     }
+
+    /// The name that is written as `NAMESPACE/NAME`; `None` if that is not two names.
+    pub fn parse(text: &str) -> Option<Self> {
+        let (namespace, name) = text.split_once('/')?;
+        let are_names = !namespace.is_empty() && !name.is_empty() && !name.contains('/');
+        are_names.then(|| Self::new(namespace, name))
+    }
 }
 
 impl Deref for ObjectName {

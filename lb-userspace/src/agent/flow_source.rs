@@ -2,7 +2,7 @@
 
 use std::{
     mem,
-    sync::{Arc, atomic::Ordering},
+    sync::{Arc, Mutex, PoisonError, Weak, atomic::Ordering},
 };
 
 use anyhow::Context as _;
@@ -28,9 +28,12 @@ pub struct KernelFlows {
     config: MappedArray<abi::Config>,
     schemas: MappedArray<abi::FlowSchema>,
     jiffies: Arc<Jiffies>,
+    /// Mapped for those who read them now.
+    mapped: Mutex<Weak<Tables>>,
 }
 
-/// The tables mapped into memory. They stay mapped only while a command reads them.
+/// The tables mapped into memory, once for all who read them at the same time. They stay mapped only
+/// while somebody does.
 struct Tables {
     v4: MappedArray<Flow<Ip4>>,
     v6: MappedArray<Flow<Ip6>>,
@@ -57,16 +60,24 @@ impl KernelFlows {
             config,
             schemas,
             jiffies: Arc::new(jiffies),
+            mapped: Mutex::default(),
         })
     }
 
-    fn tables(&self) -> anyhow::Result<Tables> {
-        Ok(Tables {
+    fn tables(&self) -> anyhow::Result<Arc<Tables>> {
+        // Whole at any time, so that a panic has not spoiled it.
+        let mut mapped = self.mapped.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(tables) = mapped.upgrade() {
+            return Ok(tables);
+        }
+        let tables = Arc::new(Tables {
             v4: MappedArray::new(&self.v4)?,
             v6: MappedArray::new(&self.v6)?,
             rate: TickRate::of(&self.config.read(0)).context("there are no settings yet")?,
             jiffies: self.jiffies.clone(),
-        })
+        });
+        *mapped = Arc::downgrade(&tables);
+        Ok(tables)
     }
 }
 
@@ -120,7 +131,7 @@ impl FlowSource for KernelFlows {
 
 /// Finds new flows.
 struct Follower {
-    tables: Tables,
+    tables: Arc<Tables>,
     /// Which flow each record was of when last looked at.
     seen4: Vec<u32>,
     seen6: Vec<u32>,

@@ -140,6 +140,7 @@ impl Servers {
             return;
         }
         let healthz = HealthEndpoints::new(health.clone(), self.readiness.clone(), metrics);
+        let observer = Arc::new(metrics.http.clone());
         let metrics = MetricsServer {
             metrics: metrics.clone(),
             readiness: self.readiness.clone(),
@@ -149,7 +150,8 @@ impl Servers {
         self.start(config.healthz_bind_address, "healthz", healthz);
         self.start(config.metrics_bind_address, "metrics", metrics);
         if let Some(address) = config.status_page_bind_address {
-            self.start(address, "page", StatusPage(self.api.clone()));
+            let page = StatusPage::new(self.api.clone(), observer);
+            self.start(address, "page", page);
         }
     }
 

@@ -118,14 +118,8 @@ pub fn api_server_url(text: &str) -> Result<hyper::Uri, String> {
 /// # Errors
 /// If it is not two names.
 pub fn object_name(text: &str) -> Result<ObjectName, String> {
-    match text.split_once('/') {
-        Some((namespace, name))
-            if !namespace.is_empty() && !name.is_empty() && !name.contains('/') =>
-        {
-            Ok(ObjectName::new(namespace, name))
-        }
-        _ => Err("write NAMESPACE/NAME, like openshift-dns/dns-default".to_owned()),
-    }
+    ObjectName::parse(text)
+        .ok_or_else(|| "write NAMESPACE/NAME, like openshift-dns/dns-default".to_owned())
 }
 
 /// An inclusive range of ports, `FIRST-LAST`.

@@ -256,12 +256,9 @@ impl FromStr for ServiceRef {
             Some((service, port)) => (service, Some(port.to_owned())),
             None => (text, None),
         };
-        match service.split_once('/') {
-            Some((namespace, name)) if !namespace.is_empty() && !name.is_empty() => Ok(Self {
-                service: ObjectName::new(namespace, name),
-                port,
-            }),
-            _ => Err(format!("{text:?} is not NAMESPACE/NAME[:PORT-NAME]")),
+        match ObjectName::parse(service) {
+            Some(service) => Ok(Self { service, port }),
+            None => Err(format!("{text:?} is not NAMESPACE/NAME[:PORT-NAME]")),
         }
     }
 }

@@ -1,8 +1,22 @@
 //! The status page, and the address that serves it. What it shows in a browser is a test of its own.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
-use node_lb::agent::{local_api::SharedApi, page::StatusPage};
+use lb_objects::ObjectName;
+use node_lb::{
+    agent::{
+        local_api::{
+            SharedApi,
+            traffic::{ServiceEndpoints, Traffic, TrafficSource},
+        },
+        page::StatusPage,
+    },
+    metrics::Metrics,
+};
+use tokio::sync::{RwLock, mpsc};
 
 use crate::{
     client::{Reply, get, request_of},
@@ -15,8 +29,12 @@ fn start() -> Agent {
     Agent::serving(Parts::new(<_>::default()), |api| {
         let shared = SharedApi::default();
         shared.set(Some(api));
-        StatusPage(shared)
+        page(shared)
     })
+}
+
+fn page(api: SharedApi) -> StatusPage {
+    StatusPage::new(api, Arc::new(Metrics::new().http))
 }
 
 /// As a browser asks that has been given the address.
@@ -182,11 +200,56 @@ async fn no_other_site_reads_it_by_a_name_of_its_own() {
     }
 }
 
+/// Counters that are read while nobody has locked the gate.
+struct Gated(Arc<RwLock<()>>);
+
+impl TrafficSource for Gated {
+    fn traffic(&self) -> anyhow::Result<Arc<Traffic>> {
+        let _open = self.0.blocking_read();
+        Ok(Arc::default())
+    }
+
+    fn endpoints(&self, _: &ObjectName) -> Option<ServiceEndpoints> {
+        None
+    }
+}
+
+/// Whoever asks more than a few browsers would keeps the page from others, but nothing else.
+#[tokio::test]
+async fn those_who_ask_too_much_take_few_places() {
+    let gate = Arc::new(RwLock::new(()));
+    let parts = Parts::new(<_>::default());
+    let agent = Agent::serving(parts, |mut api| {
+        api.traffic = Arc::new(Gated(gate.clone()));
+        let shared = SharedApi::default();
+        shared.set(Some(api));
+        page(shared)
+    });
+    let address = agent.server.address();
+    let traffic = move || request_of(address, "127.0.0.1", "GET", "/traffic");
+    let closed = gate.write().await;
+    let (sent, mut answered) = mpsc::channel(20);
+    for _ in 0..20 {
+        let sent = sent.clone();
+        tokio::spawn(async move { sent.send(traffic().await.status).await });
+    }
+    // Eight wait, and the others are refused.
+    for _ in 0..12 {
+        assert_eq!(answered.recv().await, Some(429));
+    }
+    for path in ["/", "/page/main.js", "/readyz"] {
+        assert_eq!(ask(&agent, path).await.status, 200, "{path}");
+    }
+    drop(closed);
+    for _ in 0..8 {
+        assert_eq!(answered.recv().await, Some(200));
+    }
+    assert_eq!(traffic().await.status, 200);
+}
+
 #[tokio::test]
 async fn an_agent_that_is_not_in_charge_says_so() {
-    let agent = Agent::serving(Parts::new(<_>::default()), |_| {
-        StatusPage(SharedApi::default())
-    });
+    let agent = Agent::serving(Parts::new(<_>::default()), |_| page(SharedApi::default()));
     assert_eq!(ask(&agent, "/").await.status, 200);
     let reply = ask(&agent, "/traffic").await;
     assert_eq!(

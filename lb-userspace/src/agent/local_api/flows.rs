@@ -27,7 +27,7 @@ use crate::{
         holders::{Held, Holder},
     },
     http::{Body, Request, Response, error_status, query_value, response},
-    plan::{Plan, ServicePlan},
+    plan::ServicePlan,
 };
 
 /// How often new flows are looked for.
@@ -113,13 +113,9 @@ impl Wanted {
                 .map(Some)
                 .map_err(|_| format!("{name} is not an IP address or a network"))
         };
-        let service = match value("service") {
-            None => None,
-            Some(text) => match text.split_once('/') {
-                Some((namespace, name)) => Some(ObjectName::new(namespace, name)),
-                None => return Err("service is not NAMESPACE/NAME".to_owned()),
-            },
-        };
+        let service = value("service")
+            .map(|text| ObjectName::parse(&text).ok_or("service is not NAMESPACE/NAME"))
+            .transpose()?;
         Ok(Self {
             frontends: service.map(|service| frontends(catalog.get(&service).as_deref())),
             client: network("client")?,
@@ -145,18 +141,13 @@ impl Wanted {
 /// The frontends of a Service: none if it is not there.
 fn frontends(service: Option<&ServicePlan>) -> HashSet<(SocketAddr, Protocol)> {
     let ports = service.into_iter().flat_map(|service| &service.ports);
-    let of_port = |port: &'_ Plan| {
-        let protocol = port.name.protocol;
-        let addresses: Vec<_> = port
-            .frontends
-            .iter()
-            .map(|frontend| frontend.address)
-            .collect();
-        addresses
-            .into_iter()
-            .map(move |address| (address, protocol))
-    };
-    ports.flat_map(of_port).collect()
+    ports
+        .flat_map(|port| {
+            let protocol = port.name.protocol;
+            let frontends = port.frontends.iter();
+            frontends.map(move |frontend| (frontend.address, protocol))
+        })
+        .collect()
 }
 
 /// At most `?limit=` of the flows that are [`Wanted`].

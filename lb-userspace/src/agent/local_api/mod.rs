@@ -57,8 +57,8 @@ const STATUS: &str = "/status";
 /// The path of the last hour.
 const HISTORY: &str = "/history";
 
-/// What the status page asks for, and what is below that.
-pub const PAGE_PATHS: [&str; 9] = [
+/// What the status page asks for besides readiness, and what is below that.
+pub const PAGE_PATHS: [&str; 8] = [
     STATUS,
     HISTORY,
     TRAFFIC,
@@ -67,7 +67,6 @@ pub const PAGE_PATHS: [&str; 9] = [
     CONNECTIONS,
     QUEUES,
     EXPLAIN,
-    "/readyz",
 ];
 
 /// Answers local commands.
@@ -214,10 +213,7 @@ impl Handler for SharedApi {
 
 /// The Service that a path names below another one: `PARENT/NAMESPACE/NAME`.
 fn service_below(parent: &str, path: &str) -> Option<ObjectName> {
-    let below = path.strip_prefix(parent)?.strip_prefix('/')?;
-    let (namespace, name) = below.split_once('/')?;
-    let valid = !namespace.is_empty() && !name.is_empty() && !name.contains('/');
-    valid.then(|| ObjectName::new(namespace, name))
+    ObjectName::parse(path.strip_prefix(parent)?.strip_prefix('/')?)
 }
 
 /// A JSON object as the whole answer.

@@ -12,7 +12,7 @@ use tokio::{
     time::timeout,
 };
 
-use super::{HEARTBEAT, limit, line, object, service_below};
+use super::{HEARTBEAT, limit, line, object};
 use crate::{
     agent::catalog::{Catalog, Change},
     health::initialization::Initialization,
@@ -87,7 +87,7 @@ pub fn list(catalog: &Catalog, uri: &Uri) -> Response {
     };
     let after = match query_value(uri, "continue").filter(|text| !text.is_empty()) {
         None => None,
-        Some(text) => match service_below(SERVICES, &format!("{SERVICES}/{text}")) {
+        Some(text) => match ObjectName::parse(&text) {
             Some(name) => Some(name),
             None => {
                 let message = "continue is not what a list ended with";

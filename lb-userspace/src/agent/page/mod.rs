@@ -6,6 +6,8 @@
 
 mod bundle;
 
+use std::sync::Arc;
+
 use hyper::{
     Method, StatusCode, Uri,
     header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, HOST, HeaderName, HeaderValue},
@@ -13,7 +15,13 @@ use hyper::{
 };
 
 use super::local_api::{LocalApi, PAGE_PATHS, SharedApi};
-use crate::http::{Class, Handler, Request, Response, error_status, not_found, response};
+use crate::{
+    health::readiness::Readiness,
+    http::{
+        Class, Handler, InFlight, Places, Request, Response, SharedObserver, error_status,
+        not_found, response,
+    },
+};
 
 /// What browsers have to keep from the page: nothing comes from elsewhere, no script or style stands
 /// in a document, no other site shows the page in a frame, and no text becomes HTML.
@@ -39,13 +47,28 @@ pub fn file(path: &str) -> Option<Response> {
     Some(guarded(response(StatusCode::OK, content_type, content)))
 }
 
+/// What the page on an address of its own may have worked on at a time: what one browser asks, and another
+/// one. Some questions take a processor for a while, and whoever reaches the address can ask them.
+const AT_A_TIME: usize = 8;
+
 /// Serves the page, and of the local API what the page asks, on an address of its own. Everything
 /// can only be read.
-pub struct StatusPage(pub SharedApi);
+pub struct StatusPage(InFlight<SharedApi>);
+
+impl StatusPage {
+    /// `observer` is told of requests that are too many.
+    pub fn new(api: SharedApi, observer: SharedObserver) -> Self {
+        let places = Arc::new(Places::new(AT_A_TIME, AT_A_TIME, observer.clone()));
+        Self(InFlight::new(api, "page", places, observer))
+    }
+}
 
 impl Handler for StatusPage {
     fn class(&self, request: &Request) -> Class {
-        self.0.class(request)
+        match is_for_the_page(request.uri()) {
+            true => self.0.class(request),
+            false => Class::Bounded,
+        }
     }
 
     async fn call(&self, request: Request) -> Response {
@@ -74,9 +97,10 @@ fn is_for_the_page(uri: &Uri) -> bool {
         path.strip_prefix(known)
             .is_some_and(|rest| rest.starts_with('/'))
     };
-    let is_known = PAGE_PATHS
-        .iter()
-        .any(|known| path == *known || is_below(known));
+    let is_known = Readiness::serves(path)
+        || PAGE_PATHS
+            .iter()
+            .any(|known| path == *known || is_below(known));
     is_known && !LocalApi::is_stream(uri)
 }
 

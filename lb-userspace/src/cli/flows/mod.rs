@@ -153,13 +153,8 @@ fn names(config: &Config) -> anyhow::Result<Names> {
 }
 
 fn object_name(text: &str) -> Result<ObjectName, io::Error> {
-    match text.split_once('/') {
-        Some((namespace, name)) if !namespace.is_empty() && !name.is_empty() => {
-            Ok(ObjectName::new(namespace, name))
-        }
-        _ => Err(io::Error::new(
-            io::ErrorKind::InvalidInput,
-            "a Service is named NAMESPACE/NAME",
-        )),
-    }
+    ObjectName::parse(text).ok_or_else(|| {
+        let message = "a Service is named NAMESPACE/NAME";
+        io::Error::new(io::ErrorKind::InvalidInput, message)
+    })
 }
