@@ -56,6 +56,17 @@ pub struct Published {
     pub at: Instant,
 }
 
+impl Published {
+    /// The flows in both tables, and how many there is room for; `None` before the first pass.
+    fn flow_tables(&self) -> Option<(u64, u64)> {
+        let stats = self.flows.as_deref()?;
+        let tables = [&stats.v4, &stats.v6];
+        let flows = tables.map(|table| table.flows.total());
+        let room = tables.map(|table| u64::from(table.records / 2));
+        Some((flows.iter().sum(), room.iter().sum()))
+    }
+}
+
 impl Bulletin {
     /// Nothing is published yet.
     pub fn new(
@@ -117,7 +128,7 @@ impl Bulletin {
     /// of single service ports only if they have series.
     pub fn sample(&self, series: ServiceSeries) -> Sample {
         let published = self.published();
-        let tables = published.flows.as_ref().map(|stats| [&stats.v4, &stats.v6]);
+        let tables = published.flow_tables();
         let syncing = self.progress.syncing();
         Sample {
             packets: Vec::new(),
@@ -135,13 +146,8 @@ impl Bulletin {
             limits_corrected: self.connections.corrected(),
             devices: published.devices.clone(),
             maps: published.maps.clone(),
-            flows: tables.map(|tables| tables.map(|table| table.flows.total()).iter().sum()),
-            flow_table_size: tables.map(|tables| {
-                tables
-                    .map(|table| u64::from(table.records / 2))
-                    .iter()
-                    .sum()
-            }),
+            flows: tables.map(|(flows, _)| flows),
+            flow_table_size: tables.map(|(_, room)| room),
             sync_running: syncing.map(|syncing| syncing.age).unwrap_or_default(),
             state_age: published.at.elapsed(),
         }
@@ -164,17 +170,11 @@ impl Bulletin {
 
     /// What the last hour shows, but for packets.
     pub fn numbers(&self) -> Numbers {
-        let flows = self.published().flows.clone();
-        let tables = flows.as_ref().map(|stats| [&stats.v4, &stats.v6]);
+        let tables = self.published().flow_tables();
         let levels = self.connections.levels();
         Numbers {
-            flows: tables.map(|tables| tables.map(|table| table.flows.total()).iter().sum()),
-            room: tables.map_or(0, |tables| {
-                tables
-                    .map(|table| u64::from(table.records / 2))
-                    .iter()
-                    .sum()
-            }),
+            flows: tables.map(|(flows, _)| flows),
+            room: tables.map_or(0, |(_, room)| room),
             waiting: levels.iter().map(|level| level.waiting).sum(),
             seats: levels.iter().map(|level| level.in_use).sum(),
             ..Numbers::default()

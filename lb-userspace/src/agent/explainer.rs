@@ -1,6 +1,6 @@
 //! Explains what becomes of connections, from what the agent has in force at that moment.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use lb_objects::Protocol;
 
@@ -42,13 +42,7 @@ impl Explainer {
 
     /// Changes what is in force besides Services.
     pub fn change(&self, change: impl FnOnce(&mut Situation)) {
-        // Whole at any time, so that a panic has not spoiled it.
-        change(
-            &mut self
-                .situation
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner),
-        );
+        change(&mut self.situation());
     }
 
     /// What becomes of a connection now. Writes tables, and reads counters: that takes time.
@@ -57,8 +51,7 @@ impl Explainer {
     ///
     /// If what decides is not known yet, or has no room in the tables.
     pub fn explain(&self, question: &Question) -> Result<Report, Unexplained> {
-        let situation = self.situation.lock();
-        let situation = situation.unwrap_or_else(PoisonError::into_inner).clone();
+        let situation = self.situation().clone();
         let config = &self.config;
         if config.admission.mode != AdmissionMode::Off && situation.in_force.is_none() {
             return Err(Unexplained::NotYet);
@@ -82,6 +75,13 @@ impl Explainer {
         let in_use = self.bulletin.in_use();
         let decision = question.ask(&mut tables, config.max_connections, &in_use);
         Ok(Report::from(&decision))
+    }
+
+    // Whole at any time, so that a panic has not spoiled it.
+    fn situation(&self) -> MutexGuard<'_, Situation> {
+        self.situation
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether a service port is in the maps, or need not be there to count: of those that pass

@@ -59,6 +59,12 @@ impl Observer {
         self.bulletin.status()
     }
 
+    /// Packets that were refused or dropped, by reason.
+    fn refusals(&self) -> impl Iterator<Item = anyhow::Result<(&'static str, u64)>> {
+        let refusals = Reason::ALL.iter().filter(|reason| reason.is_refusal());
+        refusals.map(|reason| Ok((reason.name(), self.at_all_hooks(*reason)?)))
+    }
+
     /// Packets that were counted for a reason at all hooks.
     fn at_all_hooks(&self, reason: Reason) -> anyhow::Result<u64> {
         let at_hooks = Hook::ALL.iter().map(|hook| self.packets(*hook, reason));
@@ -101,10 +107,9 @@ impl TrafficSource for Observer {
         }
         let at = Instant::now();
         let mut traffic = self.bulletin.traffic();
-        for reason in Reason::ALL.iter().filter(|reason| reason.is_refusal()) {
-            let packets = self.at_all_hooks(*reason)?;
-            let name = reason.name().to_owned();
-            traffic.refused_packets.insert(name, packets);
+        for refused in self.refusals() {
+            let (reason, packets) = refused?;
+            traffic.refused_packets.insert(reason.to_owned(), packets);
         }
         let traffic = Arc::new(traffic);
         *latest = Some((at, traffic.clone()));
@@ -118,12 +123,10 @@ impl TrafficSource for Observer {
 
 impl NumbersSource for Observer {
     fn numbers(&self) -> anyhow::Result<Numbers> {
-        let refusals = Reason::ALL.iter().filter(|reason| reason.is_refusal());
-        let refused = refusals.map(|reason| Ok((reason.name(), self.at_all_hooks(*reason)?)));
         let opened = [Reason::Opened, Reason::SocketTranslated];
         let opened = opened.into_iter().map(|reason| self.at_all_hooks(reason));
         Ok(Numbers {
-            refused: refused.collect::<anyhow::Result<_>>()?,
+            refused: self.refusals().collect::<anyhow::Result<_>>()?,
             opened: opened.sum::<anyhow::Result<_>>()?,
             ..self.bulletin.numbers()
         })

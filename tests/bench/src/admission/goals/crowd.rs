@@ -1,14 +1,12 @@
 //! Connections that wait without number: what they cost the agent.
 
 use std::{
-    net::SocketAddr,
     thread,
     time::{Duration, Instant},
 };
 
 use anyhow::{Result, ensure};
 use lb_tests::{
-    Held,
     attack::{Flood, FloodKind},
     patience::try_eventually,
 };
@@ -75,7 +73,7 @@ pub const COLUMNS: &[Column] = &[
 pub fn measure(xdp: &str) -> Result<[(&'static str, Sample); 3]> {
     let ground = Ground::build(&TENANTS, 1, &[xdp])?;
     let targets = [0, 1].map(|tenant| ground.target(tenant));
-    let seats = fill(&ground, targets)?;
+    let seats = [ground.take_seats(0, 0)?, ground.take_seats(0, 1)?];
     let empty = Watched::over(&ground, WATCHED / 2)?;
     let (before, counts) = (own_memory(&ground)?, Counts::now(&ground)?);
 
@@ -113,21 +111,6 @@ pub fn measure(xdp: &str) -> Result<[(&'static str, Sample); 3]> {
             moving.sample(None, Some(sent), None),
         ),
     ])
-}
-
-/// Takes all seats.
-fn fill(ground: &Ground, targets: [SocketAddr; 2]) -> Result<Vec<Held>> {
-    let mut held = Vec::new();
-    for target in targets {
-        let of_level = Held::open_all(&ground.noisy()[0], target, SEATS as usize);
-        let number = of_level.len();
-        ensure!(
-            number as u32 == SEATS,
-            "{number} of {SEATS} seats could be taken"
-        );
-        held.extend(of_level);
-    }
-    Ok(held)
 }
 
 /// The agent's memory that it shares with no other process, in octets.

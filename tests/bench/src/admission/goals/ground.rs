@@ -9,9 +9,9 @@
 
 use std::net::SocketAddr;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use lb_tests::{
-    AgentSource, Balanced, Endpoint, Family, Host, Lab, Pod, Serve, Topology,
+    AgentSource, Balanced, Endpoint, Family, Held, Host, Lab, Pod, Serve, Topology,
     manifests::admission::{flow_schema, priority_level},
     traffic::{Capacity, RunningServer},
 };
@@ -157,6 +157,22 @@ impl Ground {
     /// The pod that serves a tenant, by its number.
     pub fn pod(&self, tenant: usize) -> &Pod {
         &self.balanced.lab.pods()[tenant]
+    }
+
+    /// Has a noisy host, by its number, take all seats of a tenant's level and keep them.
+    ///
+    /// # Errors
+    ///
+    /// If that is not possible.
+    pub fn take_seats(&self, host: usize, tenant: usize) -> Result<Vec<Held>> {
+        let seats = self.tenants[tenant].seats;
+        let held = Held::open_all(&self.noisy[host], self.target(tenant), seats as usize);
+        let number = held.len();
+        ensure!(
+            number as u32 == seats,
+            "{number} of {seats} seats could be taken"
+        );
+        Ok(held)
     }
 
     /// What the agent counts of a tenant's level and of its schema.

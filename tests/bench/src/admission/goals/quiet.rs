@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use lb_tests::{
-    Held, Host, Load, LoadReport, Request,
+    Host, Load, LoadReport, Request,
     attack::{Flood, FloodKind, RunningFlood},
     traffic::RunningLoad,
 };
@@ -192,7 +192,8 @@ pub fn measure(case: Case, extent: Extent, xdp: &str) -> Result<Vec<Sample>> {
     node.feed("nft -f -", &drop_nobodys())?;
     let seats = match case {
         Case::SameLevel => Vec::new(),
-        _ => fill(&ground)?,
+        // The flood is the first host's.
+        _ => ground.take_seats(1, NOISY)?,
     };
     let mut samples = Vec::new();
     for _ in 0..extent.cycles {
@@ -204,18 +205,6 @@ pub fn measure(case: Case, extent: Extent, xdp: &str) -> Result<Vec<Sample>> {
     drop(seats);
     ground.down()?;
     Ok(samples)
-}
-
-/// Takes all seats of the noisy one's level.
-fn fill(ground: &Ground) -> Result<Vec<Held>> {
-    let host = &ground.noisy()[1];
-    let held = Held::open_all(host, ground.target(NOISY), SEATS as usize);
-    let number = held.len();
-    ensure!(
-        number as u32 == SEATS,
-        "{number} of {SEATS} seats could be taken"
-    );
-    Ok(held)
 }
 
 fn cycle(ground: &Ground, case: Case, window: Duration) -> Result<Cycle> {
