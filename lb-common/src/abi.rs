@@ -12,7 +12,7 @@ use core::cmp::Ordering;
 
 use crate::{
     addr::{Address, Family, Ip4, Ip6},
-    flow::{Timeouts, deadline::DEADLINES, party::PartyRule},
+    flow::{Timeouts, deadline::DEADLINES, latency::BUCKETS, party::PartyRule},
     verdict::Reason,
 };
 
@@ -49,6 +49,8 @@ layout! {
     EndpointState = 16,
     EndpointMemory = 16,
     EndpointLoad = 8,
+    EndpointLatency = 16,
+    Latencies = 128,
     ServiceStats = 32,
     Shortages = 16,
     ServiceFlows = 8,
@@ -235,6 +237,9 @@ pub mod plan_flag {
     /// Rows of the lookup tables are drawn at random, whoever the client is: the tables are there only
     /// because endpoints have different weights.
     pub const DRAWN: u32 = 1 << 6;
+    /// With [`LEAST_CONNECTIONS`]: the one that answers sooner is picked, by
+    /// [`crate::flow::latency::is_quicker`]. Versions that do not know it go by connections.
+    pub const LEAST_LATENCY: u32 = 1 << 7;
 }
 
 /// Element of `ENDPOINTS`: one endpoint slot.
@@ -294,6 +299,28 @@ pub struct EndpointLoad {
     pub open: i32,
     /// How many of them count as one, beside the other endpoints of the Service; 0 counts as 1.
     pub weight: u32,
+}
+
+/// Element of `ENDPOINT_LATENCIES`, indexed by endpoint id: how soon it answers new flows; see
+/// [`crate::flow::latency`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EndpointLatency {
+    /// Smoothed, in [units of latency](crate::flow::latency::UNIT); 0 if it has never answered.
+    pub smoothed: u32,
+    /// Tick of its latest answer.
+    pub measured_at: u32,
+    /// Tick of the latest connection that was sent to find out whether its latency is another by now.
+    pub tried_at: u32,
+    pub pad: u32,
+}
+
+/// Element of `SERVICE_LATENCIES`, indexed by service id.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Latencies {
+    /// How many flows were answered within each [bucket](crate::flow::latency::bucket), modulo 2^32.
+    pub buckets: [u32; BUCKETS],
 }
 
 /// Element of `SERVICE_STATS`, indexed by service id.

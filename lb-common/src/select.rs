@@ -3,9 +3,16 @@
 use core::ptr::NonNull;
 
 use crate::{
-    abi::{Affinity, AffinityKey, CLASSES, EndpointLoad, Plan, SocketAffinityKey, plan_flag},
+    abi::{
+        Affinity, AffinityKey, CLASSES, EndpointLatency, EndpointLoad, Plan, SocketAffinityKey,
+        plan_flag,
+    },
     addr::Address,
-    flow::{load, slots::Slots},
+    flow::{
+        latency::{self, Standing},
+        load,
+        slots::Slots,
+    },
     parse::Tuple,
     tables::Services,
 };
@@ -320,11 +327,12 @@ fn fresh<A: Address, S: Services<A>>(
     number: u32,
 ) -> Option<u32> {
     let by_load = plan.has(plan_flag::LEAST_CONNECTIONS);
+    let by_latency = plan.has(plan_flag::LEAST_LATENCY);
     if plan.maglev_rows == 0 {
         let one = set.at(number);
         return Some(match by_load {
             // The first by the number's upper bits, the second by the lower ones.
-            true => services.less_loaded(one, set.other_than(one, number)),
+            true => services.less_loaded(one, set.other_than(one, number), by_latency),
             false => one,
         });
     }
@@ -342,20 +350,32 @@ fn fresh<A: Address, S: Services<A>>(
     }
     let one = at(number)?;
     match by_load {
-        true => Some(services.less_loaded(one, at(number.rotate_left(16))?)),
+        true => Some(services.less_loaded(one, at(number.rotate_left(16))?, by_latency)),
         false => Some(one),
     }
 }
 
 /// Of two endpoints at these indexes, which were drawn at random, that of the one with fewer
-/// connections open for its weight. Two come close to the best of all (Mitzenmacher, 2001), and no
-/// endpoint draws all CPUs at once.
+/// connections open for its weight, or of the one [that answers sooner](latency::is_quicker). Two come
+/// close to the best of all (Mitzenmacher, 2001), and no endpoint draws all CPUs at once.
 #[inline(always)]
-pub fn less_loaded<A: Address, T: Services<A> + Slots<A>>(tables: &T, one: u32, other: u32) -> u32 {
-    match load::is_less(load_at(tables, other), load_at(tables, one)) {
-        true => other,
-        false => one,
-    }
+pub fn less_loaded<A: Address, T: Services<A> + Slots<A>>(
+    tables: &T,
+    one: u32,
+    other: u32,
+    by_latency: bool,
+) -> u32 {
+    let is_better = match by_latency {
+        true => {
+            let standing = |index| Standing {
+                load: load_at(tables, index),
+                latency: latency_at(tables, index),
+            };
+            latency::is_quicker(standing(other), standing(one), tables.now())
+        }
+        false => load::is_less(load_at(tables, other), load_at(tables, one)),
+    };
+    if is_better { other } else { one }
 }
 
 /// The connections that the endpoint at an index has open.
@@ -370,6 +390,14 @@ fn load_at<A: Address, T: Services<A> + Slots<A>>(
     index: u32,
 ) -> Option<NonNull<EndpointLoad>> {
     tables.endpoint_load(tables.endpoint(index)?.id)
+}
+
+#[inline(always)]
+fn latency_at<A: Address, T: Services<A> + Slots<A>>(
+    tables: &T,
+    index: u32,
+) -> Option<NonNull<EndpointLatency>> {
+    tables.endpoint_latency(tables.endpoint(index)?.id)
 }
 
 /// The hash that Maglev tables are looked up with. It has no secret: all nodes must agree.

@@ -5,19 +5,20 @@ use core::{mem, ptr::NonNull};
 use aya_ebpf::{
     bindings::{BPF_FIB_LKUP_RET_NO_NEIGH, BPF_FIB_LKUP_RET_SUCCESS, bpf_fib_lookup as FibParams},
     btf_maps::lpm_trie::Key,
-    helpers::generated::{bpf_fib_lookup, bpf_get_prandom_u32, bpf_jiffies64},
+    helpers::generated::{bpf_fib_lookup, bpf_get_prandom_u32, bpf_jiffies64, bpf_ktime_get_ns},
 };
 use lb_common::{
     abi::{
         Affinity, AffinityKey, ClusterIp, Config, Decision, DestinationClass, Device, Endpoint,
-        EndpointLoad, EndpointMemory, EndpointState, FlowSchema, FragmentKey, Frontend,
-        FrontendKey, Limits, Plan, ServiceFlows, ServiceRange, ServiceStats, Shortages,
-        SocketAffinityKey, SourceRangeKey, TunnelSource,
+        EndpointLatency, EndpointLoad, EndpointMemory, EndpointState, FlowSchema, FragmentKey,
+        Frontend, FrontendKey, Latencies, Limits, Plan, ServiceFlows, ServiceRange, ServiceStats,
+        Shortages, SocketAffinityKey, SourceRangeKey, TunnelSource,
     },
     addr::{Address, Family, Ip6},
     flow::{
         Ethernet, Hop, Record, Seats, Timeouts,
         hop::Hops,
+        latency::UNIT_SHIFT,
         limit,
         queue::{LevelQueues, Queue},
         seats::{Asked, Full},
@@ -34,11 +35,12 @@ use lb_common::{
 use crate::{
     family::FamilyMaps,
     maps::{
-        AFFINITY, CLUSTER_IPS, CONFIG, DECISIONS, DESTINATION_CLASSES, DEVICES, ENDPOINT_LOADS,
-        ENDPOINT_MEMORY, ENDPOINT_STATES, ENDPOINTS, FLOW_SCHEMAS, FRAGMENTS, HOPS, LEVEL_QUEUES,
-        LEVELS, LIMITS, LOCAL_ADDRESSES, MAGLEV, PACKETS, PARTIES, PLANS, QUEUES, REJECT_BUDGET,
-        SEATS, SERVICE_FLOWS, SERVICE_RANGES, SERVICE_SHORTAGES, SERVICE_STATS, SERVICES,
-        SOCKET_AFFINITY, SOURCE_CLASSES, SOURCE_RANGES, TUNNEL_SOURCES, WAITERS, WAYS_BACK,
+        AFFINITY, CLUSTER_IPS, CONFIG, DECISIONS, DESTINATION_CLASSES, DEVICES, ENDPOINT_LATENCIES,
+        ENDPOINT_LOADS, ENDPOINT_MEMORY, ENDPOINT_STATES, ENDPOINTS, FLOW_SCHEMAS, FRAGMENTS, HOPS,
+        LEVEL_QUEUES, LEVELS, LIMITS, LOCAL_ADDRESSES, MAGLEV, PACKETS, PARTIES, PLANS, QUEUES,
+        REJECT_BUDGET, SEATS, SERVICE_FLOWS, SERVICE_LATENCIES, SERVICE_RANGES, SERVICE_SHORTAGES,
+        SERVICE_STATS, SERVICES, SOCKET_AFFINITY, SOURCE_CLASSES, SOURCE_RANGES, TUNNEL_SOURCES,
+        WAITERS, WAYS_BACK,
     },
     steps,
 };
@@ -118,8 +120,8 @@ impl<A: FamilyMaps, C, const ANY_DEVICE: bool, const TRACES: bool> Services<A>
     }
 
     #[inline(always)]
-    fn less_loaded(&self, one: u32, other: u32) -> u32 {
-        steps::less_loaded(one, other)
+    fn less_loaded(&self, one: u32, other: u32, by_latency: bool) -> u32 {
+        steps::less_loaded(one, other, by_latency.into())
     }
 
     #[inline(always)]
@@ -289,6 +291,28 @@ unsafe impl<A: FamilyMaps, C, const ANY_DEVICE: bool, const TRACES: bool> Slots<
     #[inline(always)]
     fn endpoint_load(&self, endpoint: u32) -> Option<NonNull<EndpointLoad>> {
         ENDPOINT_LOADS.get_ptr_mut(endpoint).and_then(NonNull::new)
+    }
+
+    #[inline(always)]
+    fn endpoint_latency(&self, endpoint: u32) -> Option<NonNull<EndpointLatency>> {
+        ENDPOINT_LATENCIES
+            .get_ptr_mut(endpoint)
+            .and_then(NonNull::new)
+    }
+
+    #[inline(always)]
+    fn latencies(&self, service: u32) -> Option<NonNull<Latencies>> {
+        SERVICE_LATENCIES
+            .get_ptr_mut(service)
+            .and_then(NonNull::new)
+    }
+
+    #[inline(always)]
+    fn stopwatch(&self) -> u32 {
+        // SAFETY: no arguments.
+        let now = unsafe { bpf_ktime_get_ns() } >> UNIT_SHIFT;
+        // 0 would mean that nothing is measured.
+        (now as u32).max(1)
     }
 
     #[inline(always)]

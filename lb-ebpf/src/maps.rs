@@ -9,8 +9,8 @@ use aya_ebpf::{
 use lb_common::{
     abi::{
         Affinity, AffinityKey, ClusterIp, Config, Decision, DestinationClass, Device, Endpoint,
-        EndpointLoad, EndpointMemory, EndpointState, FlowSchema, FragmentKey, Frontend,
-        FrontendKey, Limits, LocalAddress, MaglevRows, Plan, RejectBudget,
+        EndpointLatency, EndpointLoad, EndpointMemory, EndpointState, FlowSchema, FragmentKey,
+        Frontend, FrontendKey, Latencies, Limits, LocalAddress, MaglevRows, Plan, RejectBudget,
         SERVICE_RANGES as RANGES, Service, ServiceFlows, ServiceRange, ServiceStats, Shortages,
         Socket, SocketAffinityKey, SocketKey, SocketSeats, SourceRangeKey, TunnelSource,
     },
@@ -75,6 +75,15 @@ pub static ENDPOINT_MEMORY: Array<EndpointMemory, { entries::ENDPOINT_IDS }, MMA
 /// Endpoint id → the connections that it has open.
 #[btf_map]
 pub static ENDPOINT_LOADS: Array<EndpointLoad, { entries::ENDPOINT_IDS }, MMAP> = Array::new();
+
+/// Endpoint id → how soon it answers.
+#[btf_map]
+pub static ENDPOINT_LATENCIES: Array<EndpointLatency, { entries::ENDPOINT_IDS }, MMAP> =
+    Array::new();
+
+/// Service id → how soon its endpoints answer.
+#[btf_map]
+pub static SERVICE_LATENCIES: Array<Latencies, { entries::SERVICES }, MMAP> = Array::new();
 
 /// Service id → counters.
 #[btf_map]

@@ -252,10 +252,10 @@ pub extern "C" fn elsewhere(first: u32, count: u32, index: u32, left: u32) -> u3
 /// [`lb_common::select::less_loaded`]. The same for both families.
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub extern "C" fn less_loaded(one: u32, other: u32) -> u32 {
+pub extern "C" fn less_loaded(one: u32, other: u32, by_latency: u32) -> u32 {
     let kernel = Kernel::<_, true, false>::new((), 0);
     kernel.map_or(one, |kernel| {
-        select::less_loaded::<Ip4, _>(&kernel, one, other)
+        select::less_loaded::<Ip4, _>(&kernel, one, other, by_latency != 0)
     })
 }
 

@@ -10,6 +10,7 @@
 //! | [`memory`] | the same into tables in memory, for [`explain`] and tests |
 //! | [`admission`] | the objects of connection admission, and the limits of priority levels |
 //! | [`flows`] | ageing and clean-up of the flow tables |
+//! | [`latency`] | how soon endpoints answer, in people's units |
 //! | [`waiting`] | connections that wait for a seat |
 //! | [`trace`] | what is asked about live packets, and what is told of each |
 //! | [`conntrack_sysctls`] | settings of the kernel's own connection tracking |
@@ -36,6 +37,7 @@ pub mod memory;
 pub mod admission;
 pub mod conntrack_sysctls;
 pub mod flows;
+pub mod latency;
 pub mod trace;
 pub mod waiting;
 

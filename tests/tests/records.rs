@@ -172,6 +172,10 @@ fn compare(kernel: &Maps, memory: &Maps) -> Result<()> {
     elements("SERVICE_SHORTAGES", &**shortages, &**in_memory)?;
     let (flows, in_memory) = (&kernel.service_flows, &memory.service_flows);
     elements("SERVICE_FLOWS", &**flows, &**in_memory)?;
+    let (latencies, in_memory) = (&kernel.service_latencies, &memory.service_latencies);
+    elements("SERVICE_LATENCIES", &**latencies, &**in_memory)?;
+    let (latencies, in_memory) = (&kernel.endpoint_latencies, &memory.endpoint_latencies);
+    elements("ENDPOINT_LATENCIES", &**latencies, &**in_memory)?;
     let (seats, in_memory) = (&kernel.seats, &memory.seats);
     elements("SEATS", &**seats, &**in_memory)?;
     elements("LEVELS", &*kernel.levels, &*memory.levels)?;

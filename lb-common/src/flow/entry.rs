@@ -42,10 +42,11 @@ pub struct Flow<A> {
     /// TCP: what the direction's latest data acknowledged, its lower half; with [`flow_flag::MISFIT`],
     /// the tick since when, its lower half.
     pub mark: u16,
-    /// In the client's direction, the endpoint id. In the endpoint's direction of a TCP flow: until
-    /// the connection has proved itself, the number of its first byte; later, the timestamp of the
-    /// client's FIN, 0 if it had none. In that of an SCTP flow: until it has proved itself, the tag that
-    /// the endpoint wanted to see before it answered once more.
+    /// In the client's direction, the endpoint id. In the endpoint's direction: until the
+    /// endpoint has answered, when the client's first packet came, by [`super::latency`]. Then, of a
+    /// TCP flow: until the connection has proved itself, the number of its first byte; later, the
+    /// timestamp of the client's FIN, 0 if it had none. Of an SCTP flow: until it has proved itself, the
+    /// tag that the endpoint wanted to see before it answered once more.
     pub detail: u32,
     /// Index of the other direction's record.
     pub peer: u32,

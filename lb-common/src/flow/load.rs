@@ -56,8 +56,9 @@ pub fn is_less(one: Option<NonNull<EndpointLoad>>, other: Option<NonNull<Endpoin
     u64::from(open(one)) * weight(other) < u64::from(open(other)) * weight(one)
 }
 
+/// The weight of an endpoint beside the others of its Service, at least 1.
 #[inline(always)]
-fn weight(load: Option<NonNull<EndpointLoad>>) -> u64 {
+pub(super) fn weight(load: Option<NonNull<EndpointLoad>>) -> u64 {
     // SAFETY: elements of maps stay; a word that the agent replaces as a whole.
     let weight = load.map_or(0, |load| unsafe {
         (&raw const (*load.as_ptr()).weight).read_volatile()

@@ -5,9 +5,9 @@
 //! connection has come ([`stage`]), what a TCP segment may say about that ([`tcp`]), when it makes
 //! room for another ([`end`]), how a new flow gets one ([`claim`]), how many there may be
 //! ([`limit`]), also of one client ([`party`]), where they wait ([`queue`]), which ones count
-//! ([`seats`]), at which endpoint ([`load`]) and for how long ([`deadline`]), what becomes of the
-//! records of other versions ([`foreign`]), and how flows get into a table of another size
-//! ([`resize`]). [`steps`] ties these together where there is no verifier.
+//! ([`seats`]), at which endpoint ([`load`]) and for how long ([`deadline`]), how long endpoints take to
+//! answer ([`latency`]), what becomes of the records of other versions ([`foreign`]), and how flows
+//! get into a table of another size ([`resize`]). [`steps`] ties these together where there is no verifier.
 
 pub mod claim;
 pub mod deadline;
@@ -15,6 +15,7 @@ pub mod end;
 mod entry;
 pub mod foreign;
 pub mod hop;
+pub mod latency;
 pub mod limit;
 pub mod load;
 pub mod party;

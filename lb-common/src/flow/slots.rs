@@ -8,7 +8,7 @@ use super::{
     queue::{LevelQueues, Queue},
 };
 use crate::{
-    abi::{EndpointLoad, FlowSchema},
+    abi::{EndpointLatency, EndpointLoad, FlowSchema, Latencies},
     addr::Address,
     parse::{Segment, Tuple},
 };
@@ -60,6 +60,19 @@ pub unsafe trait Slots<A: Address>: Steps<A> {
     /// The connections of an endpoint, by its id.
     fn endpoint_load(&self, _endpoint: u32) -> Option<NonNull<EndpointLoad>> {
         None
+    }
+    /// The answers of an endpoint, by its id.
+    fn endpoint_latency(&self, _endpoint: u32) -> Option<NonNull<EndpointLatency>> {
+        None
+    }
+    /// The latencies of a service.
+    fn latencies(&self, _service: u32) -> Option<NonNull<Latencies>> {
+        None
+    }
+    /// A clock in [units of latency](super::latency::UNIT), modulo 2^32; 0 where latencies are not
+    /// measured.
+    fn stopwatch(&self) -> u32 {
+        0
     }
     /// Number of records of the other table less one, while the table's size changes (see
     /// [`super::resize`]); 0 if there is none.

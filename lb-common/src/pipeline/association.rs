@@ -107,6 +107,7 @@ fn is_expected<A: Address>(
     segment: &Segment,
     knows: bool,
 ) -> bool {
+    use flow_flag::{REPLY, SEEN};
     // SAFETY: records stay valid; numbers may be written by several CPUs at once and any of the
     // values will do.
     let (flow, other) = unsafe { (record.as_ref(), peer.as_ref()) };
@@ -115,7 +116,8 @@ fn is_expected<A: Address>(
         return flow.next != 0 && tag == flow.next;
     }
     // The endpoint keeps nothing while it waits for its cookie, so each INIT ACK has a tag of its own.
-    let is_earlier = other.has(flow_flag::REPLY) && tag == other.detail;
+    let has_answered = other.flags & (REPLY | SEEN) == REPLY | SEEN;
+    let is_earlier = has_answered && tag == other.detail;
     tag != 0 && (tag == other.next || is_earlier || other.next == 0 && knows)
 }
 

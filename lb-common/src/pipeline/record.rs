@@ -210,6 +210,8 @@ fn finish<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>) -> Option<()
         (*back.as_ptr()).last_seen = now;
     }
     fill(work, there, back, flags, service);
+    // SAFETY: as above.
+    unsafe { (*back.as_ptr()).detail = tables.stopwatch() };
     let mut is_over = place & OVER != 0;
     let is_later = place & LATER != 0;
     let place = Place::from_u32(place);
@@ -320,7 +322,6 @@ fn fill<A: Address>(
     back.acknowledged = 0;
     back.window = 0;
     back.mark = 0;
-    back.detail = 0;
     back.hop = 0;
     core::mem::swap(&mut there.peer, &mut back.peer);
     there.service = work.taker.beside(service);

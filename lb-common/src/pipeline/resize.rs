@@ -150,7 +150,8 @@ fn merge_direction<A: Address>(from: Record<A>, mut copy: Record<A>) -> bool {
     if first {
         shown |= from.flags & SCALE;
     }
-    if to.detail == 0 && !from.has(UDP) {
+    // Before the first answer it is a time, and of no use to the copy any more.
+    if (to.detail == 0 || first) && !from.has(UDP) {
         to.detail = from.detail;
     }
     if shown & !to.flags != 0 {

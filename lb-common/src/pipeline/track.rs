@@ -4,7 +4,7 @@ use super::{admit, association, failing, gone};
 use crate::{
     addr::Address,
     flow::{
-        Flow, Record, flow_flag, foreign,
+        Flow, Record, flow_flag, foreign, latency,
         record::{clear, flags, in_order, read_tag, set},
         seats::{self, Place},
         table, tag,
@@ -86,6 +86,7 @@ fn watch<A: Address, T: Tables<A>>(tables: &T, record: Record<A>, work: &Work<A>
         foreign::adopt(record, tables.now());
         set(record, flow_flag::SEEN);
     }
+    let began = latency::take(record);
     // SAFETY: records stay valid until every program that can see them ends.
     match unsafe { record.as_ref() }.flags & flow_flag::PROTOCOL {
         0 if refuses(record, peer, &work.segment) => note_refusal(tables, record, peer),
@@ -93,6 +94,7 @@ fn watch<A: Address, T: Tables<A>>(tables: &T, record: Record<A>, work: &Work<A>
         flow_flag::SCTP => association::watch(tables, record, peer, work),
         _ => watch_udp(tables, record, peer),
     }
+    latency::note(tables, record, peer, began);
     follow_seats(tables, record, peer);
 }
 

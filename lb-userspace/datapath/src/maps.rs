@@ -10,9 +10,9 @@ use anyhow::Context as _;
 use aya::{Pod, maps::MapData};
 use lb_common::{
     abi::{
-        ClusterIp, Decision, DestinationClass, Endpoint, EndpointLoad, EndpointMemory,
-        EndpointState, FlowSchema, Frontend, FrontendKey, MaglevRows, Plan, Service, ServiceFlows,
-        ServiceRange, ServiceStats, Shortages, SourceRangeKey,
+        ClusterIp, Decision, DestinationClass, Endpoint, EndpointLatency, EndpointLoad,
+        EndpointMemory, EndpointState, FlowSchema, Frontend, FrontendKey, Latencies, MaglevRows,
+        Plan, Service, ServiceFlows, ServiceRange, ServiceStats, Shortages, SourceRangeKey,
     },
     addr::{Ip4, Ip6},
     flow::{
@@ -120,6 +120,8 @@ pub struct Maps {
     pub endpoint_states: Arc<dyn Elements<EndpointState>>,
     pub endpoint_memory: Arc<dyn Elements<EndpointMemory>>,
     pub endpoint_loads: Box<dyn Elements<EndpointLoad>>,
+    pub endpoint_latencies: Arc<dyn Elements<EndpointLatency>>,
+    pub service_latencies: Arc<dyn Elements<Latencies>>,
     pub service_stats: Arc<dyn Elements<ServiceStats>>,
     pub service_shortages: Arc<dyn Elements<Shortages>>,
     pub service_flows: Arc<dyn Elements<ServiceFlows>>,
@@ -171,6 +173,8 @@ impl Maps {
             endpoint_states: Arc::new(MappedArray::new(&map("ENDPOINT_STATES")?)?),
             endpoint_memory: Arc::new(MappedArray::new(&map("ENDPOINT_MEMORY")?)?),
             endpoint_loads: Box::new(MappedArray::new(&map("ENDPOINT_LOADS")?)?),
+            endpoint_latencies: Arc::new(MappedArray::new(&map("ENDPOINT_LATENCIES")?)?),
+            service_latencies: Arc::new(MappedArray::new(&map("SERVICE_LATENCIES")?)?),
             service_stats: Arc::new(MappedArray::new(&map("SERVICE_STATS")?)?),
             service_shortages: Arc::new(MappedArray::new(&map("SERVICE_SHORTAGES")?)?),
             service_flows: Arc::new(MappedArray::new(&map("SERVICE_FLOWS")?)?),

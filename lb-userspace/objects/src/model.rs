@@ -82,6 +82,15 @@ pub enum Algorithm {
     Maglev,
     /// Of two endpoints drawn at random, the one with fewer connections open on this node.
     LeastConnections,
+    /// Of two endpoints drawn at random, the one that answers sooner, for the connections that it has.
+    LeastLatency,
+}
+
+impl Algorithm {
+    /// Whether the connections that endpoints have open take part in the choice.
+    pub fn goes_by_load(self) -> bool {
+        matches!(self, Self::LeastConnections | Self::LeastLatency)
+    }
 }
 
 /// What happens to a TCP connection when its endpoint leaves the Service but still answers.

@@ -23,6 +23,7 @@ use crate::{
     config::ServiceSeries,
     explain::InUse,
     flows::Stats,
+    latency,
     map_writer::{MapFill, Roster},
     metrics::{DeviceMode, Sample},
 };
@@ -160,6 +161,7 @@ impl Bulletin {
             at_ms: now_ms(),
             node: published.status.node.clone(),
             service_ports: ports(&self.roster),
+            answered_within_us: latency::ends().into(),
             connection_limits: self.connections.all().iter().map(Into::into).collect(),
             priority_levels: self.connections.levels().iter().map(Into::into).collect(),
             refused_packets: BTreeMap::new(),

@@ -19,10 +19,12 @@ use anyhow::{Context as _, ensure};
 use aya::Pod;
 use lb_common::{
     abi::{
-        ClusterIp, Endpoint, EndpointLoad, EndpointMemory, EndpointState, Frontend, FrontendKey,
-        MAGLEV_ROWS, MaglevRows, Plan, Service, ServiceFlows, ServiceStats, Shortages,
+        ClusterIp, Endpoint, EndpointLatency, EndpointLoad, EndpointMemory, EndpointState,
+        Frontend, FrontendKey, Latencies, MAGLEV_ROWS, MaglevRows, Plan, Service, ServiceFlows,
+        ServiceStats, Shortages,
     },
     addr::{Ip4, Ip6},
+    flow::latency::BUCKETS,
 };
 use lb_datapath::{
     Pins,
@@ -201,6 +203,7 @@ fn copy(pins: &Pins) -> anyhow::Result<Vec<Box<dyn Counted>>> {
     copy_elements::<Plan>(pins, "PLANS", &[])?;
     copy_elements::<Endpoint>(pins, "ENDPOINTS", &[])?;
     copy_elements::<MaglevRows>(pins, "MAGLEV", &[])?;
+    copy_elements::<EndpointLatency>(pins, "ENDPOINT_LATENCIES", &[])?;
     let counted = [
         copy_elements::<ServiceStats>(
             pins,
@@ -241,6 +244,7 @@ fn copy(pins: &Pins) -> anyhow::Result<Vec<Box<dyn Counted>>> {
             "ENDPOINT_LOADS",
             &[Word::Short(offset_of!(EndpointLoad, open))],
         )?,
+        copy_elements::<Latencies>(pins, "SERVICE_LATENCIES", &LATENCIES)?,
     ];
     Ok(counted.into_iter().flatten().collect())
 }
@@ -297,6 +301,17 @@ enum Word {
     Short(usize),
     Long(usize),
 }
+
+/// The numbers of [`Latencies`].
+const LATENCIES: [Word; BUCKETS] = {
+    let mut words = [Word::Short(offset_of!(Latencies, buckets)); BUCKETS];
+    let mut bucket = 0;
+    while bucket < BUCKETS {
+        words[bucket] = Word::Short(offset_of!(Latencies, buckets) + bucket * size_of::<u32>());
+        bucket += 1;
+    }
+    words
+};
 
 /// What is counted in an array while programs are exchanged.
 trait Counted {
@@ -412,7 +427,9 @@ impl InUse {
         match map {
             "PLANS" => self.plans,
             "ENDPOINTS" => self.endpoints,
-            "ENDPOINT_STATES" | "ENDPOINT_MEMORY" | "ENDPOINT_LOADS" => self.endpoint_ids,
+            "ENDPOINT_STATES" | "ENDPOINT_MEMORY" | "ENDPOINT_LOADS" | "ENDPOINT_LATENCIES" => {
+                self.endpoint_ids
+            }
             "MAGLEV" => self.maglev,
             "FRONTENDS4" => self.frontends4,
             "FRONTENDS6" => self.frontends6,

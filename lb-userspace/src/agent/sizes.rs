@@ -16,12 +16,13 @@ pub(super) const RECORDS_PER_FLOW: u32 = 4;
 pub(super) const LOCAL_ADDRESSES: &str = "LOCAL_ADDRESSES";
 
 /// The maps that hold Services, those that programs count in among them.
-pub(super) const SERVICE_MAPS: [&str; 14] = [
+pub(super) const SERVICE_MAPS: [&str; 16] = [
     "SERVICES",
     "PLANS",
     "SERVICE_STATS",
     "SERVICE_SHORTAGES",
     "SERVICE_FLOWS",
+    "SERVICE_LATENCIES",
     "FRONTENDS4",
     "FRONTENDS6",
     "CLUSTER_IPS",
@@ -29,6 +30,7 @@ pub(super) const SERVICE_MAPS: [&str; 14] = [
     "ENDPOINT_STATES",
     "ENDPOINT_MEMORY",
     "ENDPOINT_LOADS",
+    "ENDPOINT_LATENCIES",
     "MAGLEV",
     "SOURCE_RANGES",
 ];
@@ -38,9 +40,8 @@ pub(super) fn setting(map: &str) -> Option<&'static str> {
     Some(match map {
         LOCAL_ADDRESSES => "--local-address-table-size",
         "FRONTENDS4" | "FRONTENDS6" => "--address-table-size",
-        "ENDPOINTS" | "ENDPOINT_STATES" | "ENDPOINT_MEMORY" | "ENDPOINT_LOADS" => {
-            "--endpoint-table-size"
-        }
+        "ENDPOINTS" | "ENDPOINT_STATES" | "ENDPOINT_MEMORY" | "ENDPOINT_LOADS"
+        | "ENDPOINT_LATENCIES" => "--endpoint-table-size",
         "MAGLEV" => "--maglev-tables",
         "SOURCE_RANGES" => "--source-range-table-size",
         _ if SERVICE_MAPS.contains(&map) => "--service-port-table-size",
@@ -67,7 +68,9 @@ impl Sizes {
         let elements = config.maglev_table_size.div_ceil(abi::MAGLEV_ROWS);
         let size = |map| match map {
             "FRONTENDS4" | "FRONTENDS6" => sizes.addresses,
-            "ENDPOINT_STATES" | "ENDPOINT_MEMORY" | "ENDPOINT_LOADS" => sizes.endpoints,
+            "ENDPOINT_STATES" | "ENDPOINT_MEMORY" | "ENDPOINT_LOADS" | "ENDPOINT_LATENCIES" => {
+                sizes.endpoints
+            }
             "MAGLEV" => match sizes.maglev_tables {
                 Some(tables) => tables.saturating_mul(elements),
                 None => entries::MAGLEV as u32,

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::local_api::traffic::{EndpointTraffic, PortTraffic};
 use crate::{
+    latency::micros,
     map_writer::{Counts, EndpointCounts, Key, Roster},
     metrics::ServiceTraffic,
     plan::{ServicePlan, ServicePortName},
@@ -91,6 +92,7 @@ fn add_all(traffic: &mut PortTraffic, counts: Counts) {
         flows,
         shortages,
         failing,
+        latencies,
         ready,
         terminating,
     } = counts;
@@ -106,6 +108,7 @@ fn add_all(traffic: &mut PortTraffic, counts: Counts) {
     traffic.ready += ready;
     traffic.terminating += terminating;
     traffic.failing += failing.len();
+    traffic.answered.add(&latencies);
 }
 
 fn endpoint_traffic(port: &ServicePortName, endpoint: EndpointCounts) -> EndpointTraffic {
@@ -117,5 +120,6 @@ fn endpoint_traffic(port: &ServicePortName, endpoint: EndpointCounts) -> Endpoin
         connections: endpoint.connections,
         failures: endpoint.failures,
         avoided: endpoint.is_failing(),
+        latency_us: (endpoint.latency != 0).then(|| micros(endpoint.latency)),
     }
 }

@@ -8,7 +8,10 @@ use std::{
 };
 
 use lb_common::{
-    abi::{self, EndpointMemory, EndpointState, ServiceFlows, ServiceStats, Shortages},
+    abi::{
+        self, EndpointLatency, EndpointMemory, EndpointState, Latencies, ServiceFlows,
+        ServiceStats, Shortages,
+    },
     pipeline::FAILING,
 };
 use lb_datapath::maps::{Elements, Maps};
@@ -34,6 +37,8 @@ struct Counters {
     shortages: Arc<dyn Elements<Shortages>>,
     states: Arc<dyn Elements<EndpointState>>,
     memory: Arc<dyn Elements<EndpointMemory>>,
+    latencies: Arc<dyn Elements<Latencies>>,
+    endpoint_latencies: Arc<dyn Elements<EndpointLatency>>,
 }
 
 #[derive(Clone)]
@@ -54,6 +59,8 @@ pub struct Counts {
     pub flows: ServiceFlows,
     /// Connections that there was no room for.
     pub shortages: Shortages,
+    /// How soon endpoints have answered.
+    pub latencies: Latencies,
     /// Endpoints that have refused or not answered the latest connections.
     pub failing: Vec<SocketAddr>,
     /// Endpoints that are ready.
@@ -73,6 +80,9 @@ pub struct EndpointCounts {
     /// How many of the latest connections in a row it has refused or not answered; refused ones
     /// count several times.
     pub failures: u32,
+    /// How soon it answers, smoothed, in [units of latency](lb_common::flow::latency::UNIT); 0 if it has
+    /// never answered.
+    pub latency: u32,
 }
 
 impl EndpointCounts {
@@ -190,6 +200,8 @@ impl Counters {
             shortages: maps.service_shortages.clone(),
             states: maps.endpoint_states.clone(),
             memory: maps.endpoint_memory.clone(),
+            latencies: maps.service_latencies.clone(),
+            endpoint_latencies: maps.endpoint_latencies.clone(),
         }
     }
 
@@ -201,6 +213,7 @@ impl Counters {
             stats: self.stats.read(listed.id),
             flows: self.flows.read(listed.id),
             shortages: self.shortages.read(listed.id),
+            latencies: self.latencies.read(listed.id),
             failing: endpoints.filter(fails).map(address).collect(),
             ready: listed.ready,
             terminating: listed.endpoints.len().saturating_sub(listed.ready),
@@ -214,6 +227,7 @@ impl Counters {
             is_ready: index < listed.ready,
             connections: self.states.read(endpoint.id).connections,
             failures: self.memory.read(endpoint.id).failures,
+            latency: self.endpoint_latencies.read(endpoint.id).smoothed,
         })
     }
 }

@@ -10,8 +10,8 @@ use std::{
 
 use lb_common::{
     abi::{
-        self, EndpointLoad, EndpointMemory, EndpointState, ServiceFlows, ServiceStats, Shortages,
-        endpoint_flag, plan_flag,
+        self, EndpointLatency, EndpointLoad, EndpointMemory, EndpointState, Latencies,
+        ServiceFlows, ServiceStats, Shortages, endpoint_flag, plan_flag,
     },
     addr::Ip6,
 };
@@ -203,6 +203,8 @@ impl MapWriter {
         let none = Shortages::default();
         self.maps.service_shortages.write(id, &none);
         self.maps.service_flows.write(id, &ServiceFlows::default());
+        let none = Latencies::default();
+        self.maps.service_latencies.write(id, &none);
         Ok(Programmed::new(id, service.name_hash))
     }
 
@@ -525,6 +527,9 @@ impl MapWriter {
             self.maps
                 .endpoint_memory
                 .write(*id, &EndpointMemory::default());
+            self.maps
+                .endpoint_latencies
+                .write(*id, &EndpointLatency::default());
             self.write_weight(*id, 0);
         }
         Ok(endpoints)
@@ -715,8 +720,12 @@ impl Wanted {
         if plan.rank.is_essential() {
             flags |= plan_flag::EXEMPT;
         }
-        if plan.algorithm == Algorithm::LeastConnections {
-            flags |= plan_flag::LEAST_CONNECTIONS;
+        match plan.algorithm {
+            Algorithm::LeastConnections => flags |= plan_flag::LEAST_CONNECTIONS,
+            Algorithm::LeastLatency => {
+                flags |= plan_flag::LEAST_CONNECTIONS | plan_flag::LEAST_LATENCY;
+            }
+            Algorithm::Random | Algorithm::Maglev => {}
         }
         let is_maglev = plan.algorithm == Algorithm::Maglev;
         let weights = plan.endpoints.weights();

@@ -189,7 +189,7 @@ impl Plan {
         self.max_connections != 0
             || self.max_connections_per_endpoint != 0
             || self.long_running
-            || self.algorithm == Algorithm::LeastConnections
+            || self.algorithm.goes_by_load()
     }
 
     /// Whether any traffic can need the Cluster set. Externally accessible ports always need it, if

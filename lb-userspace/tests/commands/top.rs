@@ -14,6 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use lb_common::abi::Latencies;
 use nix::{
     pty::{OpenptyResult, Winsize, openpty},
     sys::{
@@ -22,7 +23,10 @@ use nix::{
     },
     unistd::Pid,
 };
-use node_lb::agent::local_api::traffic::{EndpointTraffic, PortTraffic, ServiceEndpoints, Traffic};
+use node_lb::{
+    agent::local_api::traffic::{EndpointTraffic, PortTraffic, ServiceEndpoints, Traffic},
+    latency::Answered,
+};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -87,6 +91,14 @@ fn answer(mut stream: UnixStream, count: &AtomicU64) {
 }
 
 fn traffic(number: u64) -> Traffic {
+    // All within one bucket, from 98 to 131 microseconds.
+    let answered = |connections| {
+        let mut latencies = Latencies::default();
+        latencies.buckets[2] = connections as u32;
+        let mut answered = Answered::default();
+        answered.add(&latencies);
+        answered
+    };
     let port = |service: &str, connections| PortTraffic {
         service: service.to_owned(),
         service_port: format!("{service}:http"),
@@ -94,6 +106,7 @@ fn traffic(number: u64) -> Traffic {
         ids: vec![1],
         open: 4,
         connections,
+        answered: answered(connections),
         ..PortTraffic::default()
     };
     Traffic {
@@ -115,6 +128,7 @@ fn endpoints() -> ServiceEndpoints {
             connections: 1,
             failures: 0,
             avoided: false,
+            latency_us: Some(81.92),
         }],
     }
 }
@@ -129,6 +143,7 @@ fn once_shows_what_two_looks_have_between_them() {
     assert!(lines[2].starts_with("SERVICE PORT"), "{lines:?}");
     assert!(lines[3].starts_with("shop/web:http"), "{lines:?}");
     assert!(lines[3].contains(" 10.0 "), "{lines:?}");
+    assert!(lines[3].contains("115us  131us"), "{lines:?}");
     assert_eq!(agent.answers.load(Ordering::SeqCst), 2);
 
     let shown = agent.run(&["--once", "-o", "json", "--filter", "CART"]);
@@ -136,6 +151,15 @@ fn once_shows_what_two_looks_have_between_them() {
     assert_eq!(object["servicePorts"].as_array().unwrap().len(), 1);
     assert_eq!(object["servicePorts"][0]["servicePort"], "shop/cart:http");
     assert_eq!(object["seconds"], 1.0);
+    assert_eq!(
+        object["servicePorts"][0]["latency"],
+        Value::Null,
+        "nobody was answered"
+    );
+    let shown = agent.run(&["--once", "-o", "json", "--filter", "WEB"]);
+    let object: Value = serde_json::from_str(stdout(&shown)).unwrap();
+    let p50 = object["servicePorts"][0]["latency"]["p50Us"].as_f64();
+    assert!((p50.unwrap() - 114.688).abs() < 1e-6, "{object}");
 }
 
 #[test]

@@ -467,6 +467,7 @@ impl TrafficSource for OneService {
             connections: 1,
             failures: 0,
             avoided: false,
+            latency_us: None,
         };
         (*service == object("shop", "web")).then(|| ServiceEndpoints {
             at_ms: 1000,

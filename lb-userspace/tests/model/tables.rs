@@ -70,8 +70,8 @@ impl Services<Ip4> for Cpu {
         self.world.endpoints.get(index as usize)
     }
 
-    fn less_loaded(&self, one: u32, other: u32) -> u32 {
-        select::less_loaded::<Ip4, _>(self, one, other)
+    fn less_loaded(&self, one: u32, other: u32, by_latency: bool) -> u32 {
+        select::less_loaded::<Ip4, _>(self, one, other, by_latency)
     }
 
     fn with_room(&self, set: Range, index: u32, most: u32) -> u32 {

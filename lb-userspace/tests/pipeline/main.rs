@@ -18,6 +18,7 @@ mod gone;
 mod halfway;
 mod hop_cache;
 mod icmp;
+mod latency;
 mod layer3;
 mod levels;
 mod limits;

@@ -13,10 +13,11 @@ use crate::{
 };
 
 const WEIGHTS: [u16; 3] = [1, 2, 5];
-const ALGORITHMS: [Algorithm; 3] = [
+const ALGORITHMS: [Algorithm; 4] = [
     Algorithm::Random,
     Algorithm::Maglev,
     Algorithm::LeastConnections,
+    Algorithm::LeastLatency,
 ];
 /// A multiple of the sum of the weights.
 const CONNECTIONS: u16 = 800;
@@ -69,7 +70,7 @@ fn new_connections_are_shared_by_weight() {
             let got = shares(&scene, &tables, 1, CONNECTIONS);
             // Chance, but for those that are counted.
             let tolerance = match algorithm {
-                Algorithm::LeastConnections => 0.1,
+                Algorithm::LeastConnections | Algorithm::LeastLatency => 0.1,
                 Algorithm::Random | Algorithm::Maglev => 0.25,
             };
             assert_shares(&got, &WEIGHTS, tolerance);
@@ -132,7 +133,7 @@ fn changed_weights_leave_connections_where_they_are() {
             assert_eq!(endpoint(&tables), before);
             // By least connections those that are open count as well: none but that one is.
             let tolerance = match algorithm {
-                Algorithm::LeastConnections => 0.1,
+                Algorithm::LeastConnections | Algorithm::LeastLatency => 0.1,
                 Algorithm::Random | Algorithm::Maglev => 0.25,
             };
             let got = shares(&changed, &tables, 2, CONNECTIONS);

@@ -8,6 +8,7 @@ mod associations;
 mod foreign_rules;
 mod ground;
 mod hairpin;
+mod latency;
 mod matrix;
 mod operation;
 mod recording;

@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use lb_common::abi::{ServiceFlows, ServiceStats, Shortages, VERSION};
+use lb_common::abi::{Latencies, ServiceFlows, ServiceStats, Shortages, VERSION};
 use lb_datapath::bpf::MappedArray;
 use lb_tests::{
     Endpoint, FailureKind, Family, Held, Node, Request, balanced, patience::try_eventually,
@@ -16,6 +16,7 @@ use lb_tests::{
 use node_lb::{
     agent::local_api::traffic::{PortTraffic, ServiceEndpoints},
     http::get,
+    latency::Answered,
 };
 use serde_json::Value;
 
@@ -176,6 +177,7 @@ fn top_shows_exactly_what_the_kernel_has_counted() -> Result<()> {
         (5, 0, 5)
     );
     assert_eq!((of_web.rejected, of_web.dropped), (0, 0));
+    assert_eq!(of_web.answered.flows(), 5, "{of_web:?}");
     assert_eq!(of_web.ids.len(), 2, "one of each family: {of_web:?}");
     assert_eq!(
         (of_web.ready, of_web.terminating, of_web.failing),
@@ -195,6 +197,7 @@ fn top_shows_exactly_what_the_kernel_has_counted() -> Result<()> {
     });
     let endpoint = endpoint.context("the pod is an endpoint")?;
     assert_eq!((endpoint.ready, endpoint.connections), (true, 5));
+    assert!(endpoint.latency_us.is_some(), "{endpoint:?}");
     Ok(())
 }
 
@@ -292,6 +295,8 @@ fn top(node: &Node) -> Result<Vec<PortTraffic>> {
 fn in_kernel(maps: &Path, port: &PortTraffic) -> Result<PortTraffic> {
     let stats: MappedArray<ServiceStats> = MappedArray::from_pin(&maps.join("SERVICE_STATS"))?;
     let flows: MappedArray<ServiceFlows> = MappedArray::from_pin(&maps.join("SERVICE_FLOWS"))?;
+    let latencies = maps.join("SERVICE_LATENCIES");
+    let latencies: MappedArray<Latencies> = MappedArray::from_pin(&latencies)?;
     let shortages = maps.join("SERVICE_SHORTAGES");
     let shortages: MappedArray<Shortages> = MappedArray::from_pin(&shortages)?;
     let mut counted = PortTraffic {
@@ -303,6 +308,7 @@ fn in_kernel(maps: &Path, port: &PortTraffic) -> Result<PortTraffic> {
         flow_table_full: 0,
         snat_ports_exhausted: 0,
         gave_way: 0,
+        answered: Answered::default(),
         ..port.clone()
     };
     for id in &port.ids {
@@ -315,6 +321,7 @@ fn in_kernel(maps: &Path, port: &PortTraffic) -> Result<PortTraffic> {
         counted.flow_table_full += shortages.flow_table_full;
         counted.snat_ports_exhausted += shortages.snat_ports_exhausted;
         counted.gave_way += u64::from(stats.gave_way);
+        counted.answered.add(&latencies.read(*id));
     }
     Ok(counted)
 }

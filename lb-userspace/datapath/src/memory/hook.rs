@@ -6,14 +6,15 @@ use std::{net::IpAddr, ptr::NonNull};
 use lb_common::{
     abi::{
         Affinity, AffinityKey, ClusterIp, Config, Decision, DestinationClass, Device, Endpoint,
-        EndpointLoad, EndpointMemory, EndpointState, FlowSchema, FragmentKey, Frontend,
-        FrontendKey, Plan, ServiceFlows, ServiceRange, ServiceStats, Shortages, SocketAffinityKey,
-        TunnelSource,
+        EndpointLatency, EndpointLoad, EndpointMemory, EndpointState, FlowSchema, FragmentKey,
+        Frontend, FrontendKey, Latencies, Plan, ServiceFlows, ServiceRange, ServiceStats,
+        Shortages, SocketAffinityKey, TunnelSource,
     },
     addr::{Address, Ip4, Ip6},
     flow::{
         Hop as NextHopEntry, Record, Seats, Timeouts,
         hop::Hops,
+        latency::UNIT_SHIFT,
         queue::{self, KEPT, LevelQueues, Queue, Waiter},
         seats::{Asked, Full},
         slots::Slots,
@@ -171,8 +172,8 @@ impl<A: Family, const ANY_DEVICE: bool> Services<A> for Hook<'_, ANY_DEVICE> {
         self.tables.endpoint(index)
     }
 
-    fn less_loaded(&self, one: u32, other: u32) -> u32 {
-        select::less_loaded::<A, _>(self, one, other)
+    fn less_loaded(&self, one: u32, other: u32, by_latency: bool) -> u32 {
+        select::less_loaded::<A, _>(self, one, other, by_latency)
     }
 
     fn with_room(&self, set: Range, index: u32, most: u32) -> u32 {
@@ -281,6 +282,19 @@ unsafe impl<A: Family, const ANY_DEVICE: bool> Slots<A> for Hook<'_, ANY_DEVICE>
 
     fn endpoint_load(&self, endpoint: u32) -> Option<NonNull<EndpointLoad>> {
         self.tables.storage.endpoint_loads.pointer(endpoint)
+    }
+
+    fn endpoint_latency(&self, endpoint: u32) -> Option<NonNull<EndpointLatency>> {
+        self.tables.storage.endpoint_latencies.pointer(endpoint)
+    }
+
+    fn latencies(&self, service: u32) -> Option<NonNull<Latencies>> {
+        self.tables.storage.service_latencies.pointer(service)
+    }
+
+    fn stopwatch(&self) -> u32 {
+        let units = (u64::from(Services::<A>::jiffies(self)) * 1_000_000_000) >> UNIT_SHIFT;
+        (units as u32).max(1)
     }
 
     fn level_queues(&self, level: u32) -> Option<NonNull<LevelQueues>> {

@@ -14,8 +14,8 @@ use std::{
 use ipnet::IpNet;
 use lb_common::{
     abi::{
-        self, Config, Endpoint, EndpointLoad, EndpointMemory, EndpointState, ServiceFlows,
-        ServiceStats, Shortages,
+        self, Config, Endpoint, EndpointLatency, EndpointLoad, EndpointMemory, EndpointState,
+        Latencies, ServiceFlows, ServiceStats, Shortages,
     },
     addr::{Address, Ip4, Ip6},
     flow::{
@@ -247,6 +247,11 @@ impl MemoryTables {
         self.storage.endpoint_loads.read(endpoint).weight
     }
 
+    /// How soon a service's endpoints have answered.
+    pub fn latencies(&self, service: u32) -> Latencies {
+        self.storage.service_latencies.read(service)
+    }
+
     /// Sets a limit of connections, and what is counted of it.
     pub fn set_seats(&self, index: u32, seats: &flow::Seats) {
         let (map, index) = self.limit(index);
@@ -383,6 +388,8 @@ impl MemoryTables {
             service_stats,
             service_shortages,
             service_flows,
+            service_latencies,
+            endpoint_latencies,
             endpoint_memory,
             endpoint_loads,
             endpoint_states,
@@ -391,11 +398,13 @@ impl MemoryTables {
         service_stats.write(service, &ServiceStats::default());
         service_shortages.write(service, &Shortages::default());
         service_flows.write(service, &ServiceFlows::default());
+        service_latencies.write(service, &Latencies::default());
         if let Some(plan) = self.plan(service) {
             self.forget_seats(plan.seats);
         }
         for endpoint in self.plan(service).into_iter().flat_map(|p| self.range(p)) {
             endpoint_memory.write(endpoint.id, &EndpointMemory::default());
+            endpoint_latencies.write(endpoint.id, &EndpointLatency::default());
             let load = EndpointLoad {
                 open: 0,
                 ..endpoint_loads.read(endpoint.id)

@@ -20,7 +20,8 @@ use crate::{
 
 /// With this label a Service is left to another service proxy.
 const PROXY_NAME_LABEL: &str = "service.kubernetes.io/service-proxy-name";
-/// How an endpoint is chosen: `random` (default), `maglev` or `least-connections`.
+/// How an endpoint is chosen: `random` (default), `maglev`, `least-connections` or
+/// `least-latency`.
 const ALGORITHM_ANNOTATION: &str = "node-lb.io/algorithm";
 /// The weights of endpoints, with commas between them: `192.0.2.1=3` for an address, `node/big=2` for
 /// all endpoints on a node.
@@ -296,6 +297,7 @@ fn algorithm(metadata: &ObjectMeta, findings: &mut Findings) -> Algorithm {
         ("random", Algorithm::Random),
         ("maglev", Algorithm::Maglev),
         ("least-connections", Algorithm::LeastConnections),
+        ("least-latency", Algorithm::LeastLatency),
     ];
     annotation(metadata, ALGORITHM_ANNOTATION, values, findings)
 }

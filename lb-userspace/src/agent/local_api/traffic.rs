@@ -10,6 +10,7 @@ use super::{from_maps, object};
 use crate::{
     agent::status::{ConnectionLimit, FlowTable, Map, PriorityLevel},
     http::{Request, Response, error_status, json},
+    latency::Answered,
 };
 
 /// The path of all Services' traffic; that of one is below it, `NAMESPACE/NAME`.
@@ -26,6 +27,9 @@ pub struct Traffic {
     pub node: String,
     /// In the order of names.
     pub service_ports: Vec<PortTraffic>,
+    /// Where the buckets of [`PortTraffic::answered`] end, in microseconds.
+    #[serde(default)]
+    pub answered_within_us: Vec<f64>,
     /// Limits of connections.
     pub connection_limits: Vec<ConnectionLimit>,
     pub priority_levels: Vec<PriorityLevel>,
@@ -71,10 +75,14 @@ pub struct PortTraffic {
     pub terminating: usize,
     /// Endpoints that have refused or not answered the latest connections.
     pub failing: usize,
+    /// How soon endpoints have answered flows so far, by [`Traffic::answered_within_us`]: from a flow's
+    /// first packet to the first one of its endpoint, at this node.
+    #[serde(default)]
+    pub answered: Answered,
 }
 
 /// The endpoints of a Service, and what has come to them until one moment.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ServiceEndpoints {
     /// As in [`Traffic`].
@@ -84,7 +92,7 @@ pub struct ServiceEndpoints {
 }
 
 /// An endpoint of a service port.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct EndpointTraffic {
     /// As in [`PortTraffic`].
@@ -100,6 +108,9 @@ pub struct EndpointTraffic {
     pub failures: u32,
     /// Whether these are so many that new connections avoid it, if there is another one.
     pub avoided: bool,
+    /// How soon it answers new flows, smoothed, in microseconds; absent if it has never answered.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub latency_us: Option<f64>,
 }
 
 /// The counters of the data plane.

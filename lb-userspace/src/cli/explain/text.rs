@@ -262,6 +262,7 @@ fn picked(decision: &Decision<'_>, frontend: &Frontend<'_>) -> String {
         Algorithm::Random => "at random",
         Algorithm::Maglev => "by Maglev",
         Algorithm::LeastConnections => "by least connections, of two at random",
+        Algorithm::LeastLatency => "by least latency, of two at random",
     };
     match candidates.len() {
         1 => format!("The only such endpoint is {shown}."),

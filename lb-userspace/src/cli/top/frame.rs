@@ -4,9 +4,12 @@ use std::collections::{BTreeMap, HashMap};
 
 use serde::Serialize;
 
-use crate::agent::{
-    local_api::traffic::{EndpointTraffic, PortTraffic, ServiceEndpoints, Traffic},
-    status::{ConnectionLimit, FlowTable, Map, PriorityLevel},
+use crate::{
+    agent::{
+        local_api::traffic::{EndpointTraffic, PortTraffic, ServiceEndpoints, Traffic},
+        status::{ConnectionLimit, FlowTable, Map, PriorityLevel},
+    },
+    latency::Quantiles,
 };
 
 /// The numbers of one moment. Serialised, it is one object of `-o json`.
@@ -34,6 +37,9 @@ pub struct Port {
     #[serde(flatten)]
     pub traffic: PortTraffic,
     pub per_second: PortRates,
+    /// How soon endpoints have answered since the moment before; absent if none has.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub latency: Option<Quantiles>,
 }
 
 /// How fast a service port's counters grow; `None` if that is not known, because it is new or began
@@ -73,9 +79,13 @@ impl Frame {
         let known: HashMap<_, _> = known.iter().map(|port| (port_name(port), port)).collect();
         let ports = traffic.service_ports.iter().map(|port| {
             let known = known.get(&port_name(port)).copied();
+            // With other numbers in the maps, it is another one of the same name.
+            let known = known.filter(|known| known.ids == port.ids);
+            let answered = known.map(|known| port.answered.since(&known.answered));
             Port {
                 traffic: port.clone(),
                 per_second: PortRates::new(port, known, span),
+                latency: answered.and_then(|answered| answered.quantiles()),
             }
         });
         let packets = traffic.refused_packets.iter().map(|(reason, packets)| {
@@ -102,8 +112,6 @@ impl Frame {
 
 impl PortRates {
     fn new(now: &PortTraffic, before: Option<&PortTraffic>, span: Span) -> Self {
-        // With other numbers in the maps, it is another one of the same name.
-        let before = before.filter(|before| before.ids == now.ids);
         let rate = |counter: fn(&PortTraffic) -> u64| span.rate(counter(now), before.map(counter));
         Self {
             connections: rate(|port| port.connections),

@@ -17,19 +17,21 @@ const fn column(title: &'static str, width: u16, rank: u8) -> Column {
 
 const SERVICES: &[Column] = &[
     column("SERVICE PORT", 0, 0),
-    column("PROTO", 5, 6),
+    column("PROTO", 5, 7),
     column("OPEN", 7, 0),
     column("HALF", 6, 3),
     column("NEW/S", 7, 0),
     column("REJ/S", 6, 1),
     column("DROP/S", 6, 2),
-    column("SEATS", 9, 5),
+    column("P50", 6, 12),
+    column("P99", 6, 5),
+    column("SEATS", 9, 6),
     column("READY", 5, 4),
-    column("TERM", 4, 8),
-    column("AVOID", 5, 7),
-    column("FULL/S", 6, 9),
-    column("SNAT/S", 6, 10),
-    column("TOTAL", 10, 11),
+    column("TERM", 4, 9),
+    column("AVOID", 5, 8),
+    column("FULL/S", 6, 10),
+    column("SNAT/S", 6, 11),
+    column("TOTAL", 10, 13),
 ];
 const ENDPOINTS: &[Column] = &[
     column("ENDPOINT", 0, 0),
@@ -38,8 +40,9 @@ const ENDPOINTS: &[Column] = &[
     column("OPEN", 7, 0),
     column("HALF", 6, 3),
     column("NEW/S", 7, 0),
-    column("FAILURES", 8, 2),
-    column("TOTAL", 10, 4),
+    column("LATENCY", 7, 2),
+    column("FAILURES", 8, 4),
+    column("TOTAL", 10, 5),
 ];
 const CLIENTS: &[Column] = &[
     column("CLIENT", 0, 0),
@@ -88,6 +91,7 @@ fn service(port: &Port, limit: Option<&ConnectionLimit>) -> Row {
     let Port {
         traffic,
         per_second,
+        latency,
     } = port;
     let seats = limit.map_or_else(
         || Cell::Text("-".to_owned()),
@@ -104,6 +108,8 @@ fn service(port: &Port, limit: Option<&ConnectionLimit>) -> Row {
             Cell::Rate(per_second.connections),
             Cell::Rate(per_second.rejected),
             Cell::Rate(per_second.dropped),
+            Cell::Time(latency.map(|latency| latency.p50_us)),
+            Cell::Time(latency.map(|latency| latency.p99_us)),
             seats,
             Cell::Text(format!("{}/{endpoints}", traffic.ready)),
             Cell::Number(traffic.terminating as u64),
@@ -144,6 +150,7 @@ pub fn endpoints(port: &PortName, known: &Known, count: Option<&Count>) -> Table
                 Cell::Known(open),
                 Cell::Known(half_open),
                 Cell::Rate(endpoint.connections_per_second),
+                Cell::Time(traffic.latency_us),
                 Cell::Number(traffic.failures.into()),
                 Cell::Number(traffic.connections),
             ],

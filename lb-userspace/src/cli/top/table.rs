@@ -14,6 +14,8 @@ pub enum Cell {
     Known(Option<u64>),
     /// Per second.
     Rate(Option<f64>),
+    /// In microseconds; `None` if it is not known.
+    Time(Option<f64>),
     /// So many of so many; of zero if there is no limit.
     Of(u64, u64),
     /// A part between zero and one.
@@ -28,7 +30,8 @@ impl Cell {
         match self {
             Self::Text(text) => plain(text),
             Self::Number(number) | Self::Known(Some(number)) => number.to_string(),
-            Self::Known(None) | Self::Rate(None) => "-".to_owned(),
+            Self::Known(None) | Self::Rate(None) | Self::Time(None) => "-".to_owned(),
+            Self::Time(Some(micros)) => time(*micros),
             Self::Rate(Some(rate)) => format!("{rate:.1}"),
             Self::Of(used, 0) => used.to_string(),
             Self::Of(used, room) => format!("{used}/{room}"),
@@ -63,11 +66,14 @@ impl Cell {
     /// As a number, for sorting. What is not known is less than anything.
     fn size(&self) -> f64 {
         match self {
-            Self::Text(_) | Self::Known(None) | Self::Rate(None) => -1.0,
+            Self::Text(_) | Self::Known(None) | Self::Rate(None) | Self::Time(None) => -1.0,
             Self::Number(number) | Self::Known(Some(number)) | Self::Of(number, _) => {
                 *number as f64
             }
-            Self::Rate(Some(size)) | Self::Percent(size) | Self::Bar(size) => *size,
+            Self::Rate(Some(size))
+            | Self::Time(Some(size))
+            | Self::Percent(size)
+            | Self::Bar(size) => *size,
         }
     }
 
@@ -177,6 +183,19 @@ fn bar(part: f64, width: usize) -> String {
     let room = width.saturating_sub(2);
     let full = (part.clamp(0.0, 1.0) * room as f64).round() as usize;
     format!("[{}{}]", "|".repeat(full), " ".repeat(room - full))
+}
+
+/// A time in microseconds, in at most five characters below 1000 seconds.
+fn time(micros: f64) -> String {
+    let (number, unit) = match micros {
+        ..999.5 => (micros, "us"),
+        ..999_500.0 => (micros / 1e3, "ms"),
+        _ => (micros / 1e6, "s"),
+    };
+    match number < 9.95 {
+        true => format!("{number:.1}{unit}"),
+        false => format!("{number:.0}{unit}"),
+    }
 }
 
 /// A number in at most four characters up to 10^15.

@@ -9,9 +9,9 @@ use std::{
 
 use lb_common::{
     abi::{
-        ClusterIp, Decision, DestinationClass, Endpoint, EndpointLoad, EndpointMemory,
-        EndpointState, FlowSchema, Frontend, FrontendKey, MaglevRows, Plan, SERVICE_RANGES,
-        Service, ServiceFlows, ServiceRange, ServiceStats, Shortages,
+        ClusterIp, Decision, DestinationClass, Endpoint, EndpointLatency, EndpointLoad,
+        EndpointMemory, EndpointState, FlowSchema, Frontend, FrontendKey, Latencies, MaglevRows,
+        Plan, SERVICE_RANGES, Service, ServiceFlows, ServiceRange, ServiceStats, Shortages,
     },
     addr::{Ip4, Ip6},
     flow::{
@@ -101,6 +101,8 @@ pub struct State {
     pub service_stats: Vec<ServiceStats>,
     service_shortages: Vec<Shortages>,
     pub service_flows: Vec<ServiceFlows>,
+    pub service_latencies: Vec<Latencies>,
+    pub endpoint_latencies: Vec<EndpointLatency>,
     pub seats: Vec<Seats>,
     pub levels: Vec<Seats>,
     pub flow_schemas: Vec<FlowSchema>,
@@ -143,6 +145,8 @@ impl Kernel {
             service_stats: vec![ServiceStats::default(); sizes.services],
             service_shortages: vec![Shortages::default(); sizes.services],
             service_flows: vec![ServiceFlows::default(); sizes.services],
+            service_latencies: vec![Latencies::default(); sizes.services],
+            endpoint_latencies: vec![EndpointLatency::default(); sizes.endpoint_states],
             seats: vec![Seats::default(); 8],
             levels: vec![Seats::default(); 8],
             flow_schemas: vec![FlowSchema::default(); 16],
@@ -182,6 +186,8 @@ impl Kernel {
             service_stats: self.plain(|s| &mut s.service_stats).into(),
             service_shortages: self.plain(|s| &mut s.service_shortages).into(),
             service_flows: self.plain(|s| &mut s.service_flows).into(),
+            service_latencies: self.plain(|s| &mut s.service_latencies).into(),
+            endpoint_latencies: self.plain(|s| &mut s.endpoint_latencies).into(),
             seats: self.plain(|s| &mut s.seats).into(),
             maglev: self.array(|s| &mut s.maglev, Element::Rows),
             source_ranges: Box::new(self.clone()),
@@ -442,7 +448,9 @@ macro_rules! never_poked {
 never_poked!(
     Plan,
     Endpoint,
+    EndpointLatency,
     EndpointMemory,
+    Latencies,
     ServiceStats,
     Shortages,
     ServiceFlows,

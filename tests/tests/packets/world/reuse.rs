@@ -21,10 +21,10 @@ use aya_obj::programs::XdpAttachType;
 use lb_common::{
     abi::{
         self, Affinity, AffinityKey, ClusterIp, Config, Decision, DestinationClass, Device,
-        Endpoint, EndpointLoad, EndpointMemory, EndpointState, FlowSchema, FragmentKey, Frontend,
-        FrontendKey, Limits, LocalAddress, MaglevRows, Plan, RejectBudget, Service, ServiceFlows,
-        ServiceRange, ServiceStats, Shortages, Socket, SocketAffinityKey, SocketKey,
-        SourceRangeKey, TunnelSource,
+        Endpoint, EndpointLatency, EndpointLoad, EndpointMemory, EndpointState, FlowSchema,
+        FragmentKey, Frontend, FrontendKey, Latencies, Limits, LocalAddress, MaglevRows, Plan,
+        RejectBudget, Service, ServiceFlows, ServiceRange, ServiceStats, Shortages, Socket,
+        SocketAffinityKey, SocketKey, SourceRangeKey, TunnelSource,
     },
     addr::{Ip4, Ip6},
     flow::{
@@ -144,6 +144,8 @@ fn clear(name: &str, map: MapData) {
         "ENDPOINTS" => zero::<Endpoint>(&map),
         "ENDPOINT_STATES" => zero::<EndpointState>(&map),
         "ENDPOINT_MEMORY" => zero::<EndpointMemory>(&map),
+        "ENDPOINT_LATENCIES" => zero::<EndpointLatency>(&map),
+        "SERVICE_LATENCIES" => zero::<Latencies>(&map),
         "ENDPOINT_LOADS" => zero::<EndpointLoad>(&map),
         "SERVICE_STATS" => zero::<ServiceStats>(&map),
         "SERVICE_SHORTAGES" => zero::<Shortages>(&map),

@@ -295,7 +295,7 @@ fn endpoints_may_have_a_limit_and_get_connections_by_load() {
     let problems = problems.collect::<Vec<_>>().join("\n");
     for expected in [
         "annotations[node-lb.io/max-connections-per-endpoint]",
-        "must be random, maglev or least-connections, and is taken as random",
+        "must be random, maglev, least-connections or least-latency, and is taken as random",
     ] {
         assert!(problems.contains(expected), "{problems}");
     }

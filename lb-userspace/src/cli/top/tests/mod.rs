@@ -81,6 +81,7 @@ fn endpoints(at_ms: u64, connections: u64) -> ServiceEndpoints {
         connections,
         failures: if ready { 0 } else { 9 },
         avoided: !ready,
+        latency_us: ready.then_some(1234.5),
     };
     ServiceEndpoints {
         at_ms,

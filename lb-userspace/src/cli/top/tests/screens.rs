@@ -60,7 +60,7 @@ fn eighty_columns_have_what_matters_most() {
 fn wide_screens_have_every_column() {
     let found = lines(&mut app(), 160, 50, Duration::ZERO);
     for title in [
-        "PROTO", "SEATS", "READY", "TERM", "AVOID", "FULL/S", "SNAT/S", "TOTAL",
+        "PROTO", "P50", "P99", "SEATS", "READY", "TERM", "AVOID", "FULL/S", "SNAT/S", "TOTAL",
     ] {
         assert!(found[2].contains(title), "{title}: {}", found[2]);
     }
