@@ -224,12 +224,24 @@ fn services_are_filtered_and_put_in_order(page: &Page) -> Result<()> {
         "",
         "",
         "",
+        "",
+        "",
         "1/1",
         "",
         &so_far,
     ];
     page.has_row(&web)?;
-    page.has_row(&["default/idle:lines", "TCP", "0", "", "", "", "0/0"])?;
+    page.has_row(&[
+        "default/idle:lines",
+        "TCP",
+        "0",
+        "",
+        "",
+        "",
+        "–",
+        "–",
+        "0/0",
+    ])?;
 
     page.click("input[type=search]");
     page.browser.write("idle")?;
@@ -267,7 +279,10 @@ fn a_service_has_its_connections(page: &Page, ground: &Ground) -> Result<()> {
     page.has_row(&[&node_port])?;
     let endpoint = lab.pod("pod-1-1").at(Family::V4, 9090).to_string();
     let so_far = (HELD + PAST).to_string();
-    page.has_row(&[&endpoint, "", "ready", "", "0", &so_far])?;
+    page.has_row(&[&endpoint, "", "ready", "", "", "0", &so_far])?;
+    let latency = "return [...document.querySelectorAll('tbody td')].some((cell) =>
+        /^[0-9.]+ (µs|ms)$/.test(cell.innerText.trim()));";
+    page.until(latency, json!([]))?;
     for held in &ground.held {
         let client = held.local().to_string();
         let cells = [&*client, "TCP", &frontend, "", &endpoint, "established"];

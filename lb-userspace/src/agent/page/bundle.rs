@@ -20,6 +20,7 @@ files! {
     "/page/api.js": "text/javascript; charset=utf-8", "api.js";
     "/page/dom.js": "text/javascript; charset=utf-8", "dom.js";
     "/page/format.js": "text/javascript; charset=utf-8", "format.js";
+    "/page/latency.js": "text/javascript; charset=utf-8", "latency.js";
     "/page/plot.js": "text/javascript; charset=utf-8", "plot.js";
     "/page/table.js": "text/javascript; charset=utf-8", "table.js";
     "/page/overview.js": "text/javascript; charset=utf-8", "overview.js";

@@ -66,4 +66,11 @@ export class Rates {
     const seconds = (this.#now.at - this.#before.at) / 1000;
     return before <= value && seconds > 0 ? (value - before) / seconds : undefined;
   }
+
+  /** The growth of each of several counters, modulo 2^32; undefined if they are new. */
+  ofEach(key, values) {
+    this.#now.counters.set(key, values);
+    const before = this.#before.counters.get(key);
+    return before && values.map((value, index) => (value - before[index]) >>> 0);
+  }
 }

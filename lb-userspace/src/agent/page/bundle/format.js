@@ -14,6 +14,15 @@ export function rate(value) {
   return value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
 }
 
+/** A short time in microseconds, or a dash. */
+export function time(micros) {
+  if (micros === undefined) {
+    return "–";
+  }
+  const [number, unit] = micros < 999.5 ? [micros, "µs"] : micros < 999500 ? [micros / 1e3, "ms"] : [micros / 1e6, "s"];
+  return `${number.toFixed(number < 9.95 ? 1 : 0)} ${unit}`;
+}
+
 /** A number with its noun: `1 flow`, `2 flows`. */
 export function some(number, noun) {
   return `${count(number)} ${noun}${number === 1 ? "" : "s"}`;

@@ -2,7 +2,7 @@
 
 import { Rates, ask, ofService } from "./api.js";
 import { el, facts, section, show } from "./dom.js";
-import { count, rate } from "./format.js";
+import { count, rate, time } from "./format.js";
 import { Ports } from "./services.js";
 import { Table } from "./table.js";
 import { columns as flowColumns } from "./flows.js";
@@ -23,6 +23,7 @@ const ENDPOINTS = [
   { name: "Port", of: (endpoint) => endpoint.servicePort },
   { name: "State", of: (endpoint) => state(endpoint) },
   { name: "New/s", numeric: true, of: (endpoint) => endpoint.rate, show: (endpoint) => rate(endpoint.rate) },
+  { name: "Latency", numeric: true, of: (endpoint) => endpoint.latencyUs, show: (endpoint) => time(endpoint.latencyUs) },
   { name: "Failures in a row", numeric: true, of: (endpoint) => endpoint.failures },
   { name: "Connections", numeric: true, of: (endpoint) => endpoint.connections },
 ];
@@ -83,6 +84,7 @@ function portFacts(port) {
     ["Half-open", count(port.halfOpen)],
     ["New per second", rate(port.rates.connections)],
     ["Refused per second", rate(port.rates.refused)],
+    ["Endpoints' first answer, p50 and p99", `${time(port.latency.p50)}, ${time(port.latency.p99)}`],
     ["Connections so far", count(port.connections)],
     ["Rejected so far", count(port.rejected)],
     ["Dropped so far", count(port.dropped)],

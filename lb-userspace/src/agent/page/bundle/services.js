@@ -2,7 +2,8 @@
 
 import { Rates, ask } from "./api.js";
 import { el, show } from "./dom.js";
-import { count, rate, some } from "./format.js";
+import { count, rate, some, time } from "./format.js";
+import { quantile } from "./latency.js";
 import { Table, filterField } from "./table.js";
 
 const COLUMNS = [
@@ -12,6 +13,8 @@ const COLUMNS = [
   { name: "Half-open", numeric: true, of: (port) => port.halfOpen },
   { name: "New/s", numeric: true, of: (port) => port.rates.connections, show: (port) => rate(port.rates.connections) },
   { name: "Refused/s", numeric: true, of: (port) => port.rates.refused, show: (port) => rate(port.rates.refused) },
+  { name: "p50", numeric: true, of: (port) => port.latency.p50, show: (port) => time(port.latency.p50) },
+  { name: "p99", numeric: true, of: (port) => port.latency.p99, show: (port) => time(port.latency.p99) },
   { name: "Ready", numeric: true, of: (port) => port.ready, show: (port) => `${count(port.ready)}/${count(port.ready + port.terminating)}` },
   { name: "Failing", numeric: true, of: (port) => port.failing },
   { name: "Connections", numeric: true, of: (port) => port.connections },
@@ -28,7 +31,9 @@ export class Ports {
       const key = `${port.servicePort} ${port.protocol} ${port.ids}`;
       const connections = this.#rates.of(`${key} connections`, port.connections);
       const refused = this.#rates.of(`${key} refused`, port.rejected + port.dropped);
-      return { ...port, rates: { connections, refused } };
+      const answered = this.#rates.ofEach(`${key} answered`, port.answered) ?? [];
+      const [p50, p99] = [0.5, 0.99].map((part) => quantile(part, answered, traffic.answeredWithinUs));
+      return { ...port, rates: { connections, refused }, latency: { p50, p99 } };
     });
   }
 }
