@@ -85,18 +85,18 @@ pub fn install(name: &str, version: &str, root: &Path) -> Command {
 }
 
 /// A published program of that version. If it is not in the cache directory, it is built there
-/// first; `purpose` says why it is wanted.
+/// first, with these `options` of cargo; `purpose` says why it is wanted.
 ///
 /// # Errors
 /// If it does not build.
-pub fn provide(name: &str, version: &str, purpose: &str) -> Result<PathBuf> {
+pub fn provide(name: &str, version: &str, options: &[&str], purpose: &str) -> Result<PathBuf> {
     let root = ebpf::Places::from_env()
         .cache
         .join(format!("{name}-{version}"));
     let program = root.join("bin").join(name);
     if !program.is_file() {
         println!("{name} {version}: {purpose}");
-        run(&mut install(name, version, &root))?;
+        run(install(name, version, &root).args(options))?;
         ensure!(program.is_file(), "{} is not there", program.display());
     }
     Ok(program)

@@ -11,6 +11,7 @@ mod older;
 mod privilege;
 mod program;
 mod setup;
+mod site;
 mod step;
 mod test;
 
@@ -36,6 +37,7 @@ Commands:
                                or arm64:6.12
        [--jobs N]              run this many tests at the same time
        [--update-counts]       run no test, but count them for xtask/test-counts.json
+  docs                         make a site of the documentation, and check its links
   mutants planner|lb-common    break the planner or lb-common in one place after another, and
        [ARG...]                check that tests notice; arguments go to cargo-mutants
   cluster up|down|status       run a real Kubernetes cluster on this machine, with node-lb
@@ -55,32 +57,61 @@ fn main() -> ExitCode {
 
 fn run(arguments: &[String]) -> Result<ExitCode> {
     let workspace = Workspace::locate()?;
-    let (command, rest) = match arguments {
-        [] => ("help", arguments),
-        [command, rest @ ..] => (command.as_str(), rest),
-    };
-    match command {
-        "setup" => {
-            no_arguments(command, rest)?;
+    match Task::parse(&workspace, arguments)? {
+        Task::Setup => {
             let tools = setup::run(&workspace, &setup::Need::TESTS)?;
             println!("Set-up is complete: eBPF is built with {tools}.");
         }
-        "build" => {
-            let agent = build::run(&workspace, build::Kind::parse(rest)?)?;
-            println!("{}", agent.display());
-        }
-        "image" => image::run(&workspace, &image::Output::parse(rest, &workspace)?)?,
-        "test" => return test::run(&workspace, &test::Options::parse(rest)?),
-        "mutants" => return mutants::run(&workspace, rest),
-        "cluster" => return cluster::run(&workspace, &cluster::Action::parse(rest)?),
-        "e2e" => return cluster::e2e(&workspace, rest),
-        "help" | "--help" | "-h" => println!("{}", usage(&workspace)),
-        program if program::exists(&workspace, program) => {
-            return program::run(&workspace, program, rest);
-        }
-        unknown => bail!("no command {unknown:?}\n\n{}", usage(&workspace)),
+        Task::Build(kind) => println!("{}", build::run(&workspace, kind)?.display()),
+        Task::Image(output) => image::run(&workspace, &output)?,
+        Task::Test(options) => return test::run(&workspace, &options),
+        Task::Docs => println!("{}", site::build(&workspace)?.display()),
+        Task::Mutants(rest) => return mutants::run(&workspace, rest),
+        Task::Cluster(action) => return cluster::run(&workspace, &action),
+        Task::EndToEnd(rest) => return cluster::e2e(&workspace, rest),
+        Task::Help => println!("{}", usage(&workspace)),
+        Task::Program(name, rest) => return program::run(&workspace, name, rest),
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// What a command line asks for.
+enum Task<'a> {
+    Setup,
+    Build(build::Kind),
+    Image(image::Output),
+    Test(test::Options),
+    Docs,
+    /// The arguments are cargo-mutants'.
+    Mutants(&'a [String]),
+    Cluster(cluster::Action),
+    /// The arguments are those of `e2e.sh`.
+    EndToEnd(&'a [String]),
+    Help,
+    /// The arguments are the program's.
+    Program(&'a str, &'a [String]),
+}
+
+impl<'a> Task<'a> {
+    fn parse(workspace: &Workspace, arguments: &'a [String]) -> Result<Self> {
+        let (command, rest) = match arguments {
+            [] => return Ok(Self::Help),
+            [command, rest @ ..] => (command.as_str(), rest),
+        };
+        Ok(match command {
+            "setup" => no_arguments(command, rest).map(|()| Self::Setup)?,
+            "build" => Self::Build(build::Kind::parse(rest)?),
+            "image" => Self::Image(image::Output::parse(rest, workspace)?),
+            "test" => Self::Test(test::Options::parse(rest)?),
+            "docs" => no_arguments(command, rest).map(|()| Self::Docs)?,
+            "mutants" => Self::Mutants(rest),
+            "cluster" => Self::Cluster(cluster::Action::parse(rest)?),
+            "e2e" => Self::EndToEnd(rest),
+            "help" | "--help" | "-h" => Self::Help,
+            program if program::exists(workspace, program) => Self::Program(program, rest),
+            unknown => bail!("no command {unknown:?}\n\n{}", usage(workspace)),
+        })
+    }
 }
 
 fn usage(workspace: &Workspace) -> String {

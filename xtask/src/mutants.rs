@@ -57,6 +57,7 @@ pub fn run(workspace: &Workspace, arguments: &[String]) -> Result<ExitCode> {
     let program = cargo::provide(
         "cargo-mutants",
         VERSION,
+        &[],
         "breaks the code for tests to notice",
     )?;
     // Programs in the kernel are not tested here, and building them for each mutant would take

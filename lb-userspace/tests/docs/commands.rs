@@ -2,8 +2,7 @@
 
 use clap::error::ErrorKind;
 use node_lb::cli;
-
-use crate::{all_pages, code_spans, pages::Page};
+use xtask::docs::{Page, code_spans, pages};
 
 /// What stands for a reader's own values, and a value that could be one.
 const PLACEHOLDERS: [(&str, &str); 7] = [
@@ -22,7 +21,7 @@ const OF_PLUGIN: [&str; 3] = ["--node", "--pod", "--service"];
 #[test]
 fn each_command_of_node_lb_is_one() {
     let (mut commands, mut wrong) = (0, Vec::new());
-    for page in all_pages() {
+    for page in pages().unwrap() {
         let blocks = in_blocks(&page).into_iter().map(|line| (line, true));
         let spans = in_prose(&page).into_iter().map(|span| (span, false));
         for (command, is_whole) in blocks.chain(spans) {
@@ -79,9 +78,12 @@ fn is_accepted(error: ErrorKind, is_whole: bool) -> bool {
 
 /// The commands in a page's blocks for a shell, by the words after `node-lb`.
 fn in_blocks(page: &Page) -> Vec<String> {
-    let blocks = ["sh", "console"].map(|language| page.code(language));
-    let blocks = blocks.into_iter().flatten();
-    let text: Vec<_> = blocks.map(|block| block.replace("\\\n", " ")).collect();
+    let mut blocks = page.blocks();
+    blocks.retain(|block| matches!(block.language.as_str(), "sh" | "console"));
+    let blocks = blocks.iter();
+    let text: Vec<_> = blocks
+        .map(|block| block.text.replace("\\\n", " "))
+        .collect();
     let lines = text.iter().flat_map(|block| block.lines());
     lines.filter_map(command).collect()
 }

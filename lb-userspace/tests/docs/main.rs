@@ -1,12 +1,15 @@
 //! What the pages of the documentation say about each other and about the chart.
 
 mod commands;
-mod pages;
 
-use std::{collections::BTreeSet, fs, path::PathBuf};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::Path,
+};
 
-use pages::{Page, distributions, pages, root};
 use serde_json::Value;
+use xtask::docs::{Page, SUMMARY, Summary, code_spans, pages, pages_in, root, slug};
 
 /// What each page about a distribution or a CNI has, so that a reader finds the same at the same
 /// place.
@@ -23,26 +26,40 @@ const SECTIONS: [&str; 8] = [
 
 #[test]
 fn every_link_leads_somewhere() {
+    let pages = pages().unwrap();
+    let by_path: BTreeMap<_, _> = pages.iter().map(|page| (&page.path, page)).collect();
     let mut dead = Vec::new();
-    for page in all_pages() {
-        // A link may begin in one line and end in the next.
-        let prose = page.prose().collect::<Vec<_>>().join(" ");
-        for link in links(&prose) {
-            if link.starts_with("http://") || link.starts_with("https://") {
-                continue;
-            }
-            let (file, anchor) = link.split_once('#').unwrap_or((link, ""));
-            let target = match file {
-                "" => page.path.clone(),
-                file => page.path.parent().unwrap().join(file),
+    for page in &pages {
+        for target in page.targets() {
+            let leads = match (&target.anchor, by_path.get(&target.path)) {
+                (None, _) => root().join(&target.path).exists(),
+                (Some(anchor), Some(page)) => page.has_anchor(anchor),
+                (Some(_), None) => false,
             };
-            let leads = target.exists() && (anchor.is_empty() || has_anchor(target, anchor));
             if !leads {
-                dead.push(format!("{}: {link}", page.path.display()));
+                dead.push(format!("{}: {target:?}", page.path.display()));
             }
         }
     }
     assert!(dead.is_empty(), "{}", dead.join("\n"));
+}
+
+/// Nobody would find another one on the site.
+#[test]
+fn the_summary_has_every_page_once() {
+    let listed = Summary::read().unwrap().pages().unwrap();
+    let listed: Vec<_> = listed.iter().map(|page| &page.path).collect();
+    let pages = pages().unwrap();
+    let pages: BTreeSet<_> = pages.iter().map(|page| &page.path).collect();
+    let mut missing: Vec<_> = pages.iter().filter(|path| !listed.contains(path)).collect();
+    missing.retain(|path| path.as_path() != Path::new(SUMMARY));
+    assert!(missing.is_empty(), "{SUMMARY} lacks {missing:?}");
+    let once: BTreeSet<_> = listed.iter().collect();
+    assert_eq!(
+        once.len(),
+        listed.len(),
+        "a page is there twice: {listed:?}"
+    );
 }
 
 #[test]
@@ -54,7 +71,7 @@ fn each_distribution_has_the_same_sections() {
 
 #[test]
 fn the_index_has_every_distribution() {
-    let index = Page::read(root().join("docs/distributions/README.md"));
+    let index = Page::read("docs/distributions/README.md").unwrap();
     for page in distributions() {
         let name = page.path.file_name().unwrap().to_str().unwrap();
         let row = index
@@ -67,14 +84,14 @@ fn the_index_has_every_distribution() {
 /// The page of alerts has a section for each, in their order, and each alert leads to its section.
 #[test]
 fn each_alert_has_a_section_and_each_section_an_alert() {
-    let rules = Page::read(root().join("deploy/monitoring/rules.yaml")).text;
+    let rules = fs::read_to_string(root().join("deploy/monitoring/rules.yaml")).unwrap();
     let rules: Value = serde_saphyr::from_str(&rules).unwrap();
     let groups = rules["groups"].as_array().unwrap().iter();
     let rules = groups.flat_map(|group| group["rules"].as_array().unwrap());
     let alerts: Vec<_> = rules
         .filter_map(|rule| Some((rule["alert"].as_str()?, &rule["annotations"])))
         .collect();
-    let page = Page::read(root().join("docs/alerts.md"));
+    let page = Page::read("docs/alerts.md").unwrap();
     let names: Vec<_> = alerts.iter().map(|(name, _)| *name).collect();
     assert_eq!(page.headings(2), names);
     for (name, annotations) in alerts {
@@ -103,11 +120,12 @@ fn each_alert_has_a_section_and_each_section_an_alert() {
 fn values_on_the_pages_are_the_charts() {
     let (_, schema) = chart();
     for page in distributions() {
-        let blocks = page.code("yaml");
+        let mut blocks = page.blocks();
+        blocks.retain(|block| block.language == "yaml");
         let [block] = blocks.as_slice() else {
             panic!("{}: {} blocks of values", page.path.display(), blocks.len());
         };
-        let values: Value = serde_saphyr::from_str(block).unwrap();
+        let values: Value = serde_saphyr::from_str(&block.text).unwrap();
         let unknown = unknown("", &values, &schema);
         assert!(unknown.is_empty(), "{}: {unknown:?}", page.path.display());
     }
@@ -117,7 +135,7 @@ fn values_on_the_pages_are_the_charts() {
 #[test]
 fn every_value_of_the_chart_is_documented() {
     let (values, schema) = chart();
-    let page = Page::read(root().join("docs/deploy.md"));
+    let page = Page::read("docs/deploy.md").unwrap();
     let rows = page
         .prose()
         .skip_while(|line| *line != "## The chart's values")
@@ -143,7 +161,7 @@ fn every_value_of_the_chart_is_documented() {
 /// The chart's values and their schema.
 fn chart() -> (Value, Value) {
     let chart = root().join("deploy/chart/node-lb");
-    let values = Page::read(chart.join("values.yaml")).text;
+    let values = fs::read_to_string(chart.join("values.yaml")).unwrap();
     let schema = fs::read(chart.join("values.schema.json")).unwrap();
     (
         serde_saphyr::from_str(&values).unwrap(),
@@ -184,35 +202,9 @@ fn join(name: &str, field: &str) -> String {
     }
 }
 
-fn all_pages() -> Vec<Page> {
-    let directories = [".", "docs", "docs/distributions", "tests/cluster"];
-    let all = directories.map(|directory| pages(&root().join(directory)));
-    all.into_iter().flatten().collect()
-}
-
-/// The targets of `[text](target)`.
-fn links(text: &str) -> impl Iterator<Item = &str> {
-    let ends = text.split("](").skip(1);
-    ends.filter_map(|rest| rest.split([')', ' ']).next())
-}
-
-/// The texts in backquotes.
-fn code_spans(text: &str) -> Vec<String> {
-    let parts = text.split('`').skip(1).step_by(2);
-    parts.map(str::to_owned).collect()
-}
-
-/// Whether a page has a heading of that name, in the form in which sites for Markdown write it.
-fn has_anchor(path: PathBuf, anchor: &str) -> bool {
-    let page = Page::read(path);
-    let mut headings = (1..=4).flat_map(|level| page.headings(level));
-    headings.any(|heading| slug(heading) == anchor)
-}
-
-fn slug(heading: &str) -> String {
-    let lower = heading.to_lowercase();
-    let kept = lower
-        .chars()
-        .filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
-    kept.map(|c| if c == ' ' { '-' } else { c }).collect()
+/// The pages about distributions and CNIs, without their index.
+fn distributions() -> Vec<Page> {
+    let mut all = pages_in("docs/distributions").unwrap();
+    all.retain(|page| !page.path.ends_with("README.md"));
+    all
 }

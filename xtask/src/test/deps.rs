@@ -17,7 +17,7 @@ const VERSION: &str = "0.20.2";
 /// If something is not allowed, or cargo-deny cannot be installed.
 pub fn run(workspace: &Workspace) -> Result<()> {
     let purpose = "checks licences, duplicate versions and sources of dependencies";
-    let program = cargo::provide("cargo-deny", VERSION, purpose)?;
+    let program = cargo::provide("cargo-deny", VERSION, &[], purpose)?;
     // cargo-deny reads each crate's manifest and licence, so these must be downloaded.
     workspace.run_cargo(["fetch", "--locked"])?;
     let mut deny = Command::new(program);

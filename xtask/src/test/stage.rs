@@ -12,7 +12,7 @@ use super::{
     suite::{self, Test},
     tally::Tally,
 };
-use crate::{architecture::Architecture, image, older, privilege::Privilege};
+use crate::{architecture::Architecture, image, older, privilege::Privilege, site};
 
 /// A part of the checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,7 +25,7 @@ pub enum Stage {
     Msrv,
     /// Unit and integration tests that need no privilege.
     Unit,
-    /// Examples in documentation.
+    /// The documentation as a site, and the examples in that of the code.
     Doc,
     /// Each fuzz target for a short time.
     Fuzz,
@@ -122,6 +122,7 @@ impl Stage {
                 return Ok(vec![(Part::Stage(self), outcomes.iter().collect())]);
             }
             Self::Doc => {
+                site::build(workspace)?;
                 let mut tests = workspace.cargo(["test", "--doc", "--no-fail-fast"]);
                 return Ok(vec![(Part::Stage(self), command::run("doc", &mut tests)?)]);
             }
