@@ -17,6 +17,7 @@
 //! | [`health`], [`http`], [`metrics`] | what load balancers, the kubelet and Prometheus ask |
 //! | [`events`] | Events on Services |
 //! | [`config`] | flags and the configuration file |
+//! | [`docs`] | the sections of the documentation that messages name |
 //! | [`check`] | whether this node can run node-lb, and what would get in its way |
 //! | [`explain`] | what happens to a connection, asked on tables in memory |
 //! | [`agent`] | puts all of it together |
@@ -46,6 +47,8 @@ pub mod http;
 pub mod metrics;
 
 pub mod events;
+
+pub mod docs;
 
 pub mod check;
 pub mod config;

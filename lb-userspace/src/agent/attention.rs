@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::status::{ConnectionLimit, PriorityLevel, Status};
-use crate::check::Finding;
+use crate::{check::Finding, docs::Section};
 
 /// Of a map's entries, or a table's records, how many in a hundred are in use when it is nearly full.
 pub const NEARLY_FULL: u64 = 80;
@@ -61,8 +61,8 @@ pub fn of(status: &Status) -> Vec<Finding> {
 fn agent(status: &Status) -> Vec<Finding> {
     let mut findings = some(&status.not_ready, |check| {
         let found = format!("the agent is not ready: {check}");
-        let remedy = "the log and docs/alerts.md (NodeLbAgentNotReady) say more of this check";
-        Finding::failure("Agent", found, remedy)
+        let remedy = "the log says more of this check";
+        Finding::failure("Agent", found, remedy).see(Section::NotReady)
     });
     let busy = status.syncing.as_ref().map_or(0, |sync| sync.for_ms);
     let busy = Duration::from_millis(busy.max(status.age_ms));
@@ -73,7 +73,7 @@ fn agent(status: &Status) -> Vec<Finding> {
         );
         let remedy = "look at its log and at the processor's load; after a minute /livez fails, and the kubelet \
                       starts the agent anew";
-        findings.push(Finding::failure("Agent", found, remedy));
+        findings.push(Finding::failure("Agent", found, remedy).see(Section::Stuck));
     }
     findings
 }
@@ -82,28 +82,24 @@ fn agent(status: &Status) -> Vec<Finding> {
 fn source(status: &Status) -> Vec<Finding> {
     some(&status.source_problems, |problem| {
         let remedy = "what was known before stays in force; correct the object, or what keeps the agent from the \
-                      API server (docs/api-server.md)";
-        Finding::warning("Source", problem, remedy)
+                      API server";
+        Finding::warning("Source", problem, remedy).see(Section::SourceProblem)
     })
 }
 
 /// What of the node is in the way.
 fn node(status: &Status) -> Vec<Finding> {
     let mut findings = some(&status.node_problems, |problem| {
-        let remedy =
-            "`node-lb check` looks for the cause; docs/troubleshooting.md explains the message";
-        Finding::warning("Node", problem, remedy)
+        let remedy = "`node-lb check` looks for the cause";
+        Finding::warning("Node", problem, remedy).see(Section::NodeProblem)
     });
     if status.local_addresses_left_out > 0 {
         let found = format!(
             "{} of the node's own addresses find no room, and packets from them count as from outside",
             status.local_addresses_left_out
         );
-        findings.push(Finding::warning(
-            "Node",
-            found,
-            "raise --local-address-table-size",
-        ));
+        let remedy = "raise --local-address-table-size";
+        findings.push(Finding::warning("Node", found, remedy).see(Section::NodeProblem));
     }
     findings
 }
@@ -123,8 +119,8 @@ fn data_plane(status: &Status) -> Vec<Finding> {
          right; the latest, at {}: {}",
         verification.within_an_hour, latest.at, latest.what
     );
-    let remedy = "find what else writes to node-lb's maps or detaches its programs (docs/troubleshooting.md)";
-    vec![Finding::warning("Data plane", found, remedy)]
+    let remedy = "find what else writes to node-lb's maps or detaches its programs";
+    vec![Finding::warning("Data plane", found, remedy).see(Section::DataPlaneChanged)]
 }
 
 /// Services that are not served, or not wholly.
@@ -136,7 +132,7 @@ fn services(status: &Status) -> Vec<Finding> {
             "{name} {protocol} {family} is not served as it should be: {}",
             port.reason
         );
-        Finding::failure("Services", found, &port.remedy)
+        Finding::failure("Services", found, &port.remedy).see(Section::NotProgrammed)
     });
     let at_limit = some(&status.at_limit, |port| {
         let (name, protocol, family) = (&port.service_port, &port.protocol, &port.family);
@@ -144,7 +140,7 @@ fn services(status: &Status) -> Vec<Finding> {
             "{name} {protocol} {family} has no more {}",
             port.exhausted.join(", ")
         );
-        Finding::failure("Services", found, port.remedies.join("; "))
+        Finding::failure("Services", found, port.remedies.join("; ")).see(Section::AtLimit)
     });
     findings.extend(at_limit);
     let pressed = some(&status.pressed, |port| {
@@ -154,7 +150,7 @@ fn services(status: &Status) -> Vec<Finding> {
         );
         let remedy =
             "`node-lb flows` shows the sources; clients that complete their handshakes get through";
-        Finding::warning("Services", found, remedy)
+        Finding::warning("Services", found, remedy).see(Section::HalfOpenFlood)
     });
     findings.extend(pressed);
     findings
@@ -179,10 +175,11 @@ fn maps(status: &Status) -> Vec<Finding> {
             Some(setting) => format!("set a larger {setting}, or delete what fills it"),
             None => "delete what fills it".to_owned(),
         };
-        match map.entries < map.capacity {
+        let finding = match map.entries < map.capacity {
             true => Finding::warning("Maps", found, &remedy),
             false => Finding::failure("Maps", found, &remedy),
-        }
+        };
+        finding.see(Section::MapFull)
     })
 }
 
@@ -200,7 +197,7 @@ fn flows(status: &Status) -> Vec<Finding> {
             table.occupied, table.records, table.family
         );
         let remedy = "`node-lb flows` shows which Services fill it; set a larger --flow-table-size";
-        Finding::warning("Flows", found, remedy)
+        Finding::warning("Flows", found, remedy).see(Section::FlowTableFull)
     })
 }
 
@@ -215,7 +212,7 @@ fn endpoints(status: &Status) -> Vec<Finding> {
         let remedy = format!(
             "look at node {node} and at the pods' network on the way there; new connections avoid these endpoints"
         );
-        Finding::warning("Endpoints", found, &remedy)
+        Finding::warning("Endpoints", found, &remedy).see(Section::EndpointsFail)
     });
     findings.extend(some(&status.failing, |port| {
         let endpoints: Vec<_> = port.endpoints.iter().map(ToString::to_string).collect();
@@ -227,7 +224,7 @@ fn endpoints(status: &Status) -> Vec<Finding> {
         );
         let remedy = "check these pods: their port, readiness probe and network policies, and the way to their \
                       node; new connections avoid them";
-        Finding::warning("Endpoints", found, remedy)
+        Finding::warning("Endpoints", found, remedy).see(Section::EndpointsFail)
     }));
     findings
 }
@@ -255,7 +252,7 @@ fn connections(status: &Status) -> Vec<Finding> {
             None => "raise --max-connections",
         };
         let remedy = format!("{raise}, or find with `node-lb flows` who holds them");
-        Finding::warning("Connections", found, &remedy)
+        Finding::warning("Connections", found, &remedy).see(Section::ConnectionLimit)
     });
     let pressed: Vec<_> = limits.filter(|limit| limit.pressed).collect();
     findings.extend(some(&pressed, |limit| {
@@ -267,8 +264,8 @@ fn connections(status: &Status) -> Vec<Finding> {
 /// Priority levels without a free seat, and objects that are wrong.
 fn admission(status: &Status) -> Vec<Finding> {
     let mut findings = some(&status.admission_problems, |problem| {
-        let remedy = "correct the object; its last valid version is in force (docs/admission.md)";
-        Finding::warning("Admission", problem, remedy)
+        let remedy = "correct the object; its last valid version is in force";
+        Finding::warning("Admission", problem, remedy).see(Section::AdmissionObjects)
     });
     let levels = status.priority_levels.iter();
     let is_full =
@@ -281,7 +278,7 @@ fn admission(status: &Status) -> Vec<Finding> {
         );
         let remedy = "`node-lb admission connections` shows who holds the seats; give it more shares, or those who \
                       hold them a level of their own";
-        Finding::warning("Admission", found, remedy)
+        Finding::warning("Admission", found, remedy).see(Section::LevelFull)
     }));
     let pressed: Vec<_> = levels.filter(|level| level.pressed).collect();
     findings.extend(some(&pressed, |level| {
@@ -295,7 +292,7 @@ fn admission(status: &Status) -> Vec<Finding> {
 fn health_checks(status: &Status) -> Vec<Finding> {
     some(&status.health_checks.problems, |problem| {
         let remedy = "`ss -ltnp` names the process; the agent tries again every few seconds";
-        Finding::failure("Health checks", problem, remedy)
+        Finding::failure("Health checks", problem, remedy).see(Section::HealthChecks)
     })
 }
 
@@ -306,7 +303,7 @@ fn slow_handshakes(check: &str, whose: &str, handshakes: u32) -> Finding {
     );
     let remedy =
         "`node-lb flows` shows the sources; clients that complete their handshakes get through";
-    Finding::warning(check, found, remedy)
+    Finding::warning(check, found, remedy).see(Section::Handshakes)
 }
 
 /// Findings about the first of these, and how many more there are.

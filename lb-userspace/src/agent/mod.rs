@@ -77,6 +77,7 @@ use self::{
 use crate::{
     config::{Config, SocketLb, snat_ports},
     conntrack_sysctls,
+    docs::Section,
     flows::{FlowSweeper, Queues, SeatTable},
     health::{
         addresses::ListenAddresses,
@@ -111,7 +112,11 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     let sockets = config.datapath.socket_lb != SocketLb::Off;
     let ready = preflight::check(&config.datapath.bpf_root, sockets).map_err(|unmet| {
         let unmet: Vec<_> = unmet.iter().map(|unmet| format!("- {unmet}")).collect();
-        anyhow::anyhow!("this node cannot run node-lb:\n{}", unmet.join("\n"))
+        let section = Section::NodeProblem;
+        anyhow::anyhow!(
+            "this node cannot run node-lb (see {section}):\n{}",
+            unmet.join("\n")
+        )
     })?;
     if ready.mounted_bpf_fs {
         tracing::warn!(

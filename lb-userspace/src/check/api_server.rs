@@ -20,6 +20,7 @@ use lb_objects::{
 use super::{Finding, pods};
 use crate::{
     config::{Config, SourceSpec},
+    docs::Section,
     source::api::{Connection, within},
 };
 
@@ -27,7 +28,7 @@ const CHECK: &str = "API server";
 /// How long each answer may take.
 const DEADLINE: Duration = Duration::from_secs(10);
 const REACH: &str = "set KUBERNETES_SERVICE_HOST and _PORT to the API server's own address, or --kubeconfig or \
-                     --master (docs/api-server.md)";
+                     --master";
 const GRANT: &str = "bind the agent's account to deploy/base's ClusterRole node-lb";
 
 /// What the agent asks for.
@@ -110,12 +111,12 @@ pub async fn check(config: &Config) -> Vec<Finding> {
     }
     let connection = match Connection::open(config.api_access.clone(), Arc::default()).await {
         Ok(connection) => connection,
-        Err(error) => return vec![Finding::failure(CHECK, format!("{error:#}"), REACH)],
+        Err(error) => return vec![out_of_reach(format!("{error:#}"))],
     };
     let client = connection.current().client;
     let rights = match missing_rights(&client, config).await {
         Ok(missing) => missing,
-        Err(error) => return vec![Finding::failure(CHECK, error, REACH)],
+        Err(error) => return vec![out_of_reach(error)],
     };
     let mut findings = vec![Finding::ok(CHECK, "answers")];
     findings.push(permissions(&rights));
@@ -128,6 +129,10 @@ pub async fn check(config: &Config) -> Vec<Finding> {
     }
     findings.extend(cluster_ip(&client, config).await);
     findings
+}
+
+fn out_of_reach(error: String) -> Finding {
+    Finding::failure(CHECK, error, REACH).see(Section::ApiServer)
 }
 
 /// The rights that the agent asks for and this account lacks.
@@ -175,13 +180,14 @@ fn permissions(missing: &[Missing]) -> Finding {
         return Finding::ok(CHECK, "all that the agent asks for");
     }
     let bearable: Option<Vec<_>> = without.into_iter().collect();
-    match bearable {
+    let finding = match bearable {
         Some(without) => {
             let found = format!("missing: {rights}; {}", without.join("; "));
             Finding::warning(CHECK, found, GRANT)
         }
         None => Finding::failure(CHECK, format!("missing: {rights}"), GRANT),
-    }
+    };
+    finding.see(Section::Rights)
 }
 
 /// Whether this node's object is there, and what it says.
@@ -250,7 +256,8 @@ async fn cluster_ip(client: &Client, config: &Config) -> Option<Finding> {
                 "{address} is the cluster IP of default/kubernetes, which the agent itself has to serve"
             ),
             REACH,
-        ),
+        )
+        .see(Section::ApiServer),
         false => Finding::ok(CHECK, address),
     })
 }

@@ -13,6 +13,7 @@ use lb_objects::Node;
 use super::Finding;
 use crate::{
     config::{Config, NetfilterMode, XdpMode},
+    docs::Section,
     plan::LocalDetector,
 };
 
@@ -52,7 +53,10 @@ pub async fn check(config: &Config) -> Vec<Finding> {
     findings.extend(external.iter().map(|device| xdp(config, device, &programs)));
     findings.extend(forwarding(devices));
     findings.extend(reverse_path(config, &external));
+    let findings = findings.into_iter();
     findings
+        .map(|finding| finding.see(Section::Devices))
+        .collect()
 }
 
 /// Devices that should have programs and cannot; `object` is this node's. Nothing if they cannot be
@@ -64,7 +68,8 @@ pub async fn unserved(config: &Config, object: Option<&Node>) -> Option<Finding>
     let watcher = Watcher::start().await.ok()?;
     let is_of_pods = |ip| detector.is_local_pod(ip, None);
     let unserved = Unserved::among(watcher.devices(), &rules, is_of_pods)?;
-    Some(Finding::failure(CHECK, unserved.found(), unserved.remedy()))
+    let finding = Finding::failure(CHECK, unserved.found(), unserved.remedy());
+    Some(finding.see(Section::Devices))
 }
 
 /// The XDP mode in which packets of an external device will arrive. `programs` are the attached

@@ -4,6 +4,8 @@ use std::fmt::Display;
 
 use serde::Serialize;
 
+use crate::docs::Section;
+
 /// How serious a finding is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -27,6 +29,9 @@ pub struct Finding {
     /// What to do; absent if there is nothing to do.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub remedy: Option<String>,
+    /// Where the documentation says more, if it does.
+    #[serde(rename = "docs", skip_serializing_if = "Option::is_none")]
+    pub section: Option<Section>,
 }
 
 impl Finding {
@@ -36,7 +41,15 @@ impl Finding {
             level: Level::Ok,
             found: found.into(),
             remedy: None,
+            section: None,
         }
+    }
+
+    /// The same with the section of the documentation that says more, unless there is nothing to do.
+    #[must_use]
+    pub fn see(self, section: Section) -> Self {
+        let section = (self.level != Level::Ok).then_some(section);
+        Self { section, ..self }
     }
 
     /// What works, but not as well as it could.
@@ -63,6 +76,7 @@ impl Finding {
             ..Self::warning(check, found, remedy)
         }
     }
+
     /// A finding about something that the agent needs: `found`, or why it is missing.
     pub(super) fn required<E: Display>(
         check: &str,

@@ -6,7 +6,10 @@ use lb_common::abi;
 use lb_datapath::{OBJECT, Pins, Settings, TcFlavor, hooks, load, pins::trial_root, preflight};
 
 use super::Finding;
-use crate::config::{Config, snat_ports};
+use crate::{
+    config::{Config, snat_ports},
+    docs::Section,
+};
 
 const JIT: &str = "/proc/sys/net/core/bpf_jit_enable";
 /// Entries of the flow tables in the trial: the smallest possible number.
@@ -48,6 +51,7 @@ fn capabilities() -> Finding {
         preflight::capabilities().map(|()| "BPF, NET_ADMIN and PERFMON are there"),
         "run as root, or with securityContext.capabilities.add [BPF, NET_ADMIN, PERFMON]",
     )
+    .see(Section::Rights)
 }
 
 /// The finding about this setting, which exists only in the machine's first network namespace.

@@ -5,10 +5,15 @@ use std::path::Path;
 use lb_datapath::preflight::{self, BPF_FS};
 
 use super::Finding;
-use crate::config::{DatapathConfig, SocketLb};
+use crate::{
+    config::{DatapathConfig, SocketLb},
+    docs::Section,
+};
 
 pub fn check(config: &DatapathConfig) -> Vec<Finding> {
-    vec![bpf_fs(&config.bpf_root), cgroup2(config)]
+    let findings = [bpf_fs(&config.bpf_root), cgroup2(config)];
+    let findings = findings.map(|finding| finding.see(Section::Rights));
+    findings.into()
 }
 
 fn bpf_fs(root: &Path) -> Finding {

@@ -3,9 +3,10 @@
 use std::path::Path;
 
 use super::{Finding, iptables, nftables};
+use crate::docs::Section;
 
-const REMEDY: &str = "stop kube-proxy on this node, let node-lb start, and then run `kube-proxy --cleanup` \
-                      (docs/migration.md)";
+const REMEDY: &str =
+    "stop kube-proxy on this node, let node-lb start, and then run `kube-proxy --cleanup`";
 /// The device on which kube-proxy's IPVS mode keeps its addresses.
 const IPVS_DEVICE: &str = "/sys/class/net/kube-ipvs0";
 
@@ -28,7 +29,8 @@ pub fn check() -> Vec<Finding> {
 fn finding(check: &str, found: std::io::Result<Vec<String>>) -> Finding {
     match found {
         Ok(found) if found.is_empty() => Finding::ok(check, "no rules"),
-        Ok(found) => Finding::warning(check, format!("rules in {}", found.join(", ")), REMEDY),
+        Ok(found) => Finding::warning(check, format!("rules in {}", found.join(", ")), REMEDY)
+            .see(Section::KubeProxy),
         Err(error) => Finding::warning(
             check,
             format!("cannot be read: {error}"),

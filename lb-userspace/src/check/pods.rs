@@ -5,6 +5,7 @@ use lb_objects::{EndpointSlice, Node};
 use super::{Finding, devices};
 use crate::{
     config::{Config, SourceSpec},
+    docs::Section,
     plan::{DetectLocal, Undetected},
     source::Event,
     source::dir,
@@ -55,13 +56,15 @@ fn detection<'a>(
     let here = endpoints.filter(|endpoint| endpoint.node_name.as_deref() == Some(&*node.name));
     let pods = here.map(|endpoint| endpoint.address);
     let pods = pods.filter(|ip| !node.addresses.contains(ip));
-    match Undetected::on(&node, detect).or_else(|| Undetected::by(pods, &node, detect)) {
-        Some(undetected) if undetected.is_partial() => {
-            Finding::warning(CHECK, undetected.found(), undetected.remedy())
-        }
-        Some(undetected) => Finding::failure(CHECK, undetected.found(), undetected.remedy()),
-        None => Finding::ok(CHECK, told_by(&config.detect_local)),
-    }
+    let finding =
+        match Undetected::on(&node, detect).or_else(|| Undetected::by(pods, &node, detect)) {
+            Some(undetected) if undetected.is_partial() => {
+                Finding::warning(CHECK, undetected.found(), undetected.remedy())
+            }
+            Some(undetected) => Finding::failure(CHECK, undetected.found(), undetected.remedy()),
+            None => Finding::ok(CHECK, told_by(&config.detect_local)),
+        };
+    finding.see(Section::Cluster)
 }
 
 /// How they are told.

@@ -10,6 +10,7 @@ use std::{
 use super::Finding;
 use crate::{
     config::Config,
+    docs::Section,
     http::{bind_all_families, get},
 };
 
@@ -54,8 +55,9 @@ fn port(setting: &str, address: SocketAddr, running: bool) -> Finding {
         (Some(Owner::KubeProxy), _) => Finding::failure(
             check,
             format!("kube-proxy has {address}"),
-            "stop kube-proxy on this node (docs/migration.md)",
-        ),
+            "stop kube-proxy on this node",
+        )
+        .see(Section::KubeProxy),
         (None, _) => Finding::failure(
             check,
             format!("{address}: {error}"),

@@ -72,6 +72,7 @@ fn render(findings: &[Finding]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::docs::Section;
 
     fn finding(check: &str, level: Level, found: &str, remedy: Option<&str>) -> Finding {
         Finding {
@@ -79,6 +80,7 @@ mod tests {
             level,
             found: found.to_owned(),
             remedy: remedy.map(str::to_owned),
+            section: None,
         }
     }
 
@@ -86,13 +88,14 @@ mod tests {
     fn what_is_wrong_comes_with_its_remedy() {
         let findings = [
             finding("kernel", Level::Ok, "Linux 6.12", None),
-            finding("BPF JIT", Level::Warning, "off", Some("switch it on")),
+            finding("BPF JIT", Level::Warning, "off", Some("switch it on")).see(Section::Rights),
             finding("BTF", Level::Failure, "none\nat all", Some("boot another")),
         ];
         let expected = "\
 ok       kernel   Linux 6.12
 warning  BPF JIT  off
                   -> switch it on
+                     see docs/deploy.md#what-the-agent-may-do
 FAILURE  BTF      none
                   at all
                   -> boot another

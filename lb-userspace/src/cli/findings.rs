@@ -5,18 +5,20 @@ use std::fmt::Write as _;
 use super::output::plain;
 use crate::check::{Finding, Level};
 
-/// A line per finding, its remedy below. Names of objects, and what others say of them, may be anything;
+/// A line per finding, below it its remedy and where the documentation says more. Names of objects, and what others say of them, may be anything;
 /// a terminal gets only what does nothing to it.
 pub fn text(findings: &[Finding]) -> String {
     let width = findings.iter().map(|finding| finding.check.len()).max();
     let width = width.unwrap_or_default();
     let mut text = String::new();
-    for finding in findings {
+    let mut rest = findings.iter().peekable();
+    while let Some(finding) = rest.next() {
         let Finding {
             check,
             level,
             found,
             remedy,
+            section,
         } = finding;
         let label = match level {
             Level::Ok => "ok",
@@ -33,6 +35,12 @@ pub fn text(findings: &[Finding]) -> String {
         if let Some(remedy) = remedy {
             let remedy = indented(remedy);
             writeln!(text, "{:9}{:width$}  -> {remedy}", "", "").expect("a String takes any text");
+        }
+        // Once for those of a kind.
+        let next = rest.peek().and_then(|next| next.section);
+        if let Some(section) = section.filter(|section| next != Some(*section)) {
+            writeln!(text, "{:9}{:width$}     see {section}", "", "")
+                .expect("a String takes any text");
         }
     }
     text

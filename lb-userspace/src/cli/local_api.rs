@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context as _, bail};
 use clap::Args;
 
-use crate::{config::DEFAULT_SOCKET, http};
+use crate::{config::DEFAULT_SOCKET, docs::Section, http};
 
 /// Where the agent answers.
 #[derive(Args, Debug)]
@@ -38,8 +38,9 @@ impl LocalApi {
         };
         connect().with_context(|| {
             format!(
-                "cannot ask the agent at {}: is it running, and with this --socket?",
-                self.socket.display()
+                "cannot ask the agent at {}: is it running, and with this --socket? See {}",
+                self.socket.display(),
+                Section::NoAgent
             )
         })
     }

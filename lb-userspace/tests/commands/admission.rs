@@ -140,7 +140,8 @@ fn errors_are_listed_and_told_by_the_exit_code() {
     let lines: Vec<_> = stdout(&check).lines().collect();
     assert_eq!(lines.len(), 3, "{lines:?}");
     assert!(lines[2].starts_with("./c.yaml: line 1: "), "{lines:?}");
-    assert_eq!(stderr(&check), "error: the configuration has 3 errors\n");
+    let told = "error: the configuration has 3 errors; see docs/admission.md#what-is-checked\n";
+    assert_eq!(stderr(&check), told);
 
     let twice = run(&files, &["check", "-f", "a.yaml", "-f", "a.yaml"]);
     let told =

@@ -1,6 +1,7 @@
 //! What the pages of the documentation say about each other and about the chart.
 
 mod commands;
+mod named;
 
 use std::{
     collections::{BTreeMap, BTreeSet},

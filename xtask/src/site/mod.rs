@@ -40,7 +40,7 @@ pub fn build(workspace: &Workspace) -> Result<PathBuf> {
     let (book, site) = (directory.join("book"), directory.join("site"));
     copy_pages(&book)?;
     let mut mdbook = Command::new(program);
-    cargo::run(mdbook.arg("build").arg(&book).env("RUST_LOG", "warn"))?;
+    cargo::run(mdbook.arg("build").arg(&book).env("MDBOOK_LOG", "warn"))?;
     let dead = check::dead_links(&site)?;
     ensure!(
         dead.is_empty(),

@@ -9,6 +9,10 @@ use serde::Serialize;
 use super::files::Files;
 use crate::admission::objects::{ObjectError, Objects};
 use crate::cli::output::{Output, json};
+use crate::docs::Section;
+
+/// What is wrong with objects, and what is only odd.
+const CHECKED: Section = Section::AdmissionObjects;
 
 /// What `plan` and `check` are told.
 #[derive(Args, Debug)]
@@ -128,8 +132,8 @@ impl Report {
     pub fn result(&self) -> anyhow::Result<()> {
         match self.errors.len() {
             0 => Ok(()),
-            1 => bail!("the configuration has an error"),
-            errors => bail!("the configuration has {errors} errors"),
+            1 => bail!("the configuration has an error; see {CHECKED}"),
+            errors => bail!("the configuration has {errors} errors; see {CHECKED}"),
         }
     }
 }

@@ -37,8 +37,11 @@ fn what_needs_attention_comes_first_then_the_figures() {
     assert_eq!(lines[0], "6 things need attention on worker-1:");
     assert!(lines[1].starts_with("FAILURE  Services  shop/web-0: TCP IPv4"));
     assert!(lines[9].ends_with("(and 2 more like this)"));
-    assert_eq!(lines[11], "warning  Source    a broken?[2J manifest");
-    assert!(lines[12].trim_start().starts_with("-> "));
-    assert_eq!(lines[13], "");
+    let section = lines[11].trim_start();
+    assert_eq!(section, "see docs/alerts.md#nodelbservicesnotprogrammed");
+    assert_eq!(lines[12], "warning  Source    a broken?[2J manifest");
+    assert!(lines[13].trim_start().starts_with("-> "));
+    assert!(lines[14].trim_start().starts_with("see docs/"));
+    assert_eq!(lines[15], "");
     assert!(text.contains("Not programmed  shop/web-6: TCP IPv4: SERVICES is full"));
 }

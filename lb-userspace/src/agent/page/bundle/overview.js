@@ -33,7 +33,8 @@ export function findings({ attention, node }) {
   return el("ul", { class: "findings" }, attention.map((finding) => el("li", { class: finding.level },
     el("strong", {}, `${finding.level === "failure" ? "Failure" : "Warning"} · ${finding.check}: `),
     finding.found,
-    finding.remedy ? el("p", { class: "remedy" }, `What to do: ${finding.remedy}`) : null)));
+    finding.remedy ? el("p", { class: "remedy" }, `What to do: ${finding.remedy}`) : null,
+    finding.docs ? el("p", { class: "remedy" }, `See ${finding.docs}`) : null)));
 }
 
 function summary(status) {
