@@ -5,6 +5,8 @@ mod architecture;
 mod build;
 mod cargo;
 mod cluster;
+#[cfg(test)]
+mod documented;
 mod image;
 mod mutants;
 mod older;

@@ -149,3 +149,26 @@ fn parse_pair(pair: &str) -> Result<(&'static str, String), String> {
     let (ours, theirs) = pair.split_once('=').ok_or("expected OURS=THEIRS")?;
     Ok((parse_case(ours)?.name, theirs.to_owned()))
 }
+
+#[cfg(test)]
+mod tests {
+    use xtask::docs::{self, Check, Page, check, words};
+
+    use super::*;
+
+    #[test]
+    fn each_command_of_the_pages_is_one() {
+        let pages = docs::pages().unwrap();
+        let commands: Vec<_> = pages.iter().flat_map(Page::scripts).flatten().collect();
+        let parts = commands.iter().flat_map(docs::Command::parts);
+        let parts = parts.filter(|part| check(part) == Some(Check::Xtask));
+        let mut count = 0;
+        for words in parts.map(words).filter(|words| words[2] == "bench") {
+            count += 1;
+            let parsed = Options::try_parse_from(&words[2..]);
+            let error = parsed.err().map(|error| error.to_string());
+            assert_eq!(error, None, "{words:?}");
+        }
+        assert!(count > 10, "{count}");
+    }
+}

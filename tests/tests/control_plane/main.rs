@@ -6,6 +6,7 @@ mod chaos;
 mod connection;
 mod deploy;
 mod differential;
+mod documented;
 mod faults;
 mod lists;
 mod monitoring;

@@ -1,5 +1,6 @@
-//! The documentation: its pages as text, and their order in the site.
+//! The documentation: its pages as text, their order in the site, and the commands that they tell readers to type.
 
+mod commands;
 mod page;
 mod summary;
 
@@ -11,6 +12,7 @@ use std::{
 use anyhow::{Context, Result};
 
 pub use self::{
+    commands::{Check, Command, check, is_variable, words},
     page::{Page, code_spans, slug},
     summary::{SUMMARY, Summary},
 };

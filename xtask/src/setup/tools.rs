@@ -15,7 +15,7 @@ pub struct Tool {
     purpose: &'static str,
 }
 
-static TOOLS: [Tool; 27] = [
+static TOOLS: [Tool; 28] = [
     Tool {
         command: "ip",
         packages: &["iproute2"],
@@ -169,8 +169,14 @@ static TOOLS: [Tool; 27] = [
     Tool {
         command: "curl",
         packages: &["curl"],
-        need: Need::Cluster,
-        purpose: "asks the cluster's nodes for their health",
+        need: Need::ControlPlane,
+        purpose: "asks agents and a cluster's nodes, as the documentation does",
+    },
+    Tool {
+        command: "jq",
+        packages: &["jq"],
+        need: Need::ControlPlane,
+        purpose: "reads JSON in commands of the documentation",
     },
     Tool {
         command: "iptables",
