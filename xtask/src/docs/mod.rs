@@ -31,7 +31,7 @@ pub fn root() -> PathBuf {
 /// # Errors
 /// If one cannot be read.
 pub fn pages() -> Result<Vec<Page>> {
-    let of = DIRECTORIES.map(|directory| pages_in(directory));
+    let of = DIRECTORIES.map(pages_in);
     let of: Result<Vec<_>> = of.into_iter().collect();
     Ok(of?.into_iter().flatten().collect())
 }
