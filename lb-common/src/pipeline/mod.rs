@@ -34,7 +34,7 @@ pub use self::{
     half_open::{RINGS, WITHOUT_RING},
     note::connection as note_connection,
     open::open_index,
-    record::finish_index,
+    record::{bypasses, finish_index},
     resize::{Copied, copy_slot},
     room::with_room,
     socket::{seat_socket, unseat_socket},

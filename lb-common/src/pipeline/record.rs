@@ -420,7 +420,7 @@ fn write<A: Address>(flow: &mut Flow<A>, tuple: &Tuple<A>, opposite: &Tuple<A>, 
 /// other rules may have to translate (a masquerade for destinations outside the cluster), and
 /// packets that the host itself serves.
 #[inline(always)]
-fn bypasses(config_flags: u32, endpoint: &Endpoint, source_nat: bool) -> bool {
+pub fn bypasses(config_flags: u32, endpoint: &Endpoint, source_nat: bool) -> bool {
     if endpoint.flags & endpoint_flag::HOST != 0 {
         return false;
     }

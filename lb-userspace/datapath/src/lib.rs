@@ -6,7 +6,8 @@
 //! finds and locks what earlier agents left; [`load()`] loads programs around the pinned maps;
 //! [`Attacher`] puts them in place of the earlier ones; [`devices`] says where; [`maps`] is what
 //! plans are written to; [`trace`] has programs tell what they decide,
-//! [`waiters`] hand over connections that wait for a seat, and [`socket_seats`] tells what sockets hold.
+//! [`waiters`] hand over connections that wait for a seat, [`socket_seats`] tells what sockets hold, and a
+//! [`replica`] of the programs is asked what they would do with a packet.
 
 pub mod preflight;
 
@@ -17,6 +18,7 @@ mod restore;
 pub mod attach;
 mod clsact;
 pub mod hooks;
+pub mod replica;
 pub mod trace;
 
 pub mod devices;

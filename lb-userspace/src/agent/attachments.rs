@@ -15,7 +15,7 @@ use lb_datapath::{
         Device, DeviceKind, Devices, Event as DeviceEvent, PatternError, Role, RoleRules, Unserved,
         WayBack,
     },
-    hooks::{Framing, XDP_PROGRAM, XDP_VIRTUAL_PROGRAM, tc_programs},
+    hooks::{Framing, tc_programs},
 };
 
 use super::{kernel::Kernel, status};
@@ -306,7 +306,7 @@ impl Attachments {
             found.extend(is_there.map(|is_there| (direction.to_string(), is_there)));
         }
         if mode != XdpMode::Off {
-            let is_there = has(kernel, xdp_program(device), |program| {
+            let is_there = has(kernel, device.xdp_program(), |program| {
                 attacher.has_xdp(index, mode, program)
             });
             let is_there = findings.read(is_there);
@@ -378,7 +378,7 @@ impl Attachments {
                     reason = why;
                 }
                 best => {
-                    let program = xdp_program(device);
+                    let program = device.xdp_program();
                     kernel.ensure(program)?;
                     let outcome = attacher.xdp(device.index, kernel.program(program)?, best)?;
                     xdp = outcome.mode;
@@ -549,18 +549,10 @@ pub fn programs(
         };
         programs.extend(tc_programs(framing));
         if role == Role::External && best_mode(config.xdp_mode, device).0 != XdpMode::Off {
-            programs.insert(xdp_program(device));
+            programs.insert(device.xdp_program());
         }
     }
     Ok(programs.into_iter().collect())
-}
-
-/// The name of the XDP program for a device.
-fn xdp_program(device: &Device) -> &'static str {
-    match device.kind {
-        DeviceKind::Physical | DeviceKind::Bond => XDP_PROGRAM,
-        _ => XDP_VIRTUAL_PROGRAM,
-    }
 }
 
 /// The best XDP mode to try on a device, and the reason if it is not the one asked for.

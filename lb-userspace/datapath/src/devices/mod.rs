@@ -5,7 +5,7 @@ use std::{
     net::IpAddr,
 };
 
-use crate::hooks::Framing;
+use crate::hooks::{Framing, XDP_PROGRAM, XDP_VIRTUAL_PROGRAM};
 
 mod message;
 mod neighbours;
@@ -54,6 +54,14 @@ impl Device {
         match self.mac {
             Some(_) => Some(Framing::Ethernet),
             None => self.layer3.then_some(Framing::Ip),
+        }
+    }
+
+    /// The name of its XDP program.
+    pub fn xdp_program(&self) -> &'static str {
+        match self.kind {
+            DeviceKind::Physical | DeviceKind::Bond => XDP_PROGRAM,
+            _ => XDP_VIRTUAL_PROGRAM,
         }
     }
 }

@@ -52,6 +52,11 @@ impl Ahead {
         Ok(Self { loaded, maps })
     }
 
+    /// The programs, for as long as these maps last.
+    pub(crate) fn into_loaded(self) -> Loaded {
+        self.loaded
+    }
+
     /// Whether the maps are still the same.
     ///
     /// # Errors

@@ -9,7 +9,7 @@ use std::{
 
 use aya::{
     Btf, Ebpf, EbpfError, EbpfLoader, Pod,
-    maps::{Map, MapData, MapError},
+    maps::{Map, MapData, MapError, PerCpuArray},
     programs::{Program, ProgramError},
 };
 use thiserror::Error;
@@ -61,6 +61,8 @@ pub struct Settings<'a> {
     globals: BTreeMap<&'a str, &'a [u8]>,
     max_entries: BTreeMap<&'a str, u32>,
     pins: BTreeMap<&'a str, &'a str>,
+    /// The only maps that are pinned, if not all are.
+    shared: Option<&'a [&'a str]>,
 }
 
 /// Programs in the kernel, not yet attached, and the maps they use.
@@ -132,8 +134,18 @@ impl<'a> Settings<'a> {
         self
     }
 
+    /// Shares only these maps with other programs, by their pins. The others are new, and of these
+    /// programs alone.
+    pub(crate) fn sharing_only(mut self, maps: &'a [&'a str]) -> Self {
+        self.shared = Some(maps);
+        self
+    }
+
     /// The name under which a map is pinned; `None` if it is not pinned.
     fn pin<'n>(&'n self, map: &'n str) -> Option<&'n str> {
+        if self.shared.is_some_and(|shared| !shared.contains(&map)) {
+            return None;
+        }
         match self.pins.get(map) {
             Some(pin) => Some(pin),
             None if SCRATCH.contains(&map) => None,
@@ -273,6 +285,16 @@ impl Loaded {
             Some(Map::Array(map)) => Ok(map),
             _ => Err(missing("map", name)),
         }
+    }
+
+    /// Hands over a map of counters that is of these programs alone.
+    pub(crate) fn take_own_counters(
+        &mut self,
+        name: &str,
+    ) -> Result<PerCpuArray<MapData, u64>, LoadError> {
+        let map = self.ebpf.take_map(name);
+        let counters = map.and_then(|map| PerCpuArray::try_from(map).ok());
+        counters.ok_or_else(|| missing("map", name))
     }
 
     /// The maps that are pinned, and where.
