@@ -20,6 +20,7 @@
 //! | [`docs`] | the sections of the documentation that messages name |
 //! | [`check`] | whether this node can run node-lb, and what would get in its way |
 //! | [`explain`] | what happens to a connection, asked on tables in memory |
+//! | [`proof`] | the programs themselves are asked what they would do with packets |
 //! | [`agent`] | puts all of it together |
 //! | [`cli`] | the commands |
 //!
@@ -54,6 +55,7 @@ pub mod check;
 pub mod config;
 
 pub mod explain;
+pub mod proof;
 
 pub mod agent;
 pub mod cli;

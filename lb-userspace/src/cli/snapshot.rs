@@ -110,6 +110,11 @@ impl Snapshot {
         self
     }
 
+    /// This node, as its object and the configuration have it.
+    pub fn node(&self) -> &Node {
+        &self.node
+    }
+
     /// What decides besides Services, without connection admission.
     pub fn situation(&mut self, config: &Config) -> Situation {
         let service_cidrs = self.store.take_service_cidrs().unwrap_or_default();

@@ -11,6 +11,7 @@ mod interrupted;
 mod kills;
 mod maps;
 mod pins;
+mod proof;
 mod refit;
 mod resize;
 mod restart;

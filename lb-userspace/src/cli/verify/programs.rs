@@ -1,5 +1,5 @@
 //! The attached programs: whether each is still where it was attached, and of the same build as its
-//! likes.
+//! likes and as the copy that test packets ask.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -26,11 +26,15 @@ pub struct Programs {
     pub not_compared: Option<String>,
 }
 
-/// Looks at the links that are pinned in a directory.
+/// The kernel keeps so many bytes of a program's name.
+const NAME_LENGTH: usize = 15;
+
+/// Looks at the links that are pinned in a directory. `copies` are programs that should be the same as those of their
+/// names, with the kernel's hash of their instructions.
 ///
 /// # Errors
 /// If they cannot be read.
-pub fn compare(links: &Path) -> anyhow::Result<Programs> {
+pub fn compare(links: &Path, copies: &[(&str, u64)]) -> anyhow::Result<Programs> {
     let cannot = || format!("cannot read {}", links.display());
     let loaded = loaded_programs().collect::<Result<Vec<_>, _>>();
     let not_compared = loaded.as_ref().err();
@@ -80,13 +84,21 @@ pub fn compare(links: &Path) -> anyhow::Result<Programs> {
             builds.entry(program).or_default().insert(*tag);
         }
     }
-    for (program, tags) in builds.iter().filter(|(_, tags)| tags.len() > 1) {
+    for (program, tags) in builds {
+        let is_it = |(name, _): &&(&str, u64)| &name[..name.len().min(NAME_LENGTH)] == program;
+        let copy = copies.iter().find(is_it).map(|(_, tag)| *tag);
+        if tags.len() == 1 && copy.is_none_or(|copy| tags.contains(&copy)) {
+            continue;
+        }
         let tags: Vec<_> = tags.iter().map(|tag| format!("{tag:016x}")).collect();
         differences.insert(Difference {
             subject: format!("program {program}"),
             what: "its instructions, by the kernel's tag".to_owned(),
             found: tags.join(", "),
-            wanted: "the same everywhere".to_owned(),
+            wanted: match copy {
+                Some(copy) => format!("{copy:016x} everywhere, as in this node-lb"),
+                None => "the same everywhere".to_owned(),
+            },
         });
     }
     Ok(Programs {
