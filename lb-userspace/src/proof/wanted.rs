@@ -47,7 +47,7 @@ impl Wanted {
 }
 
 /// The first packet of a connection from `source` that arrives by a device of the tables. `None` if it is addressed
-/// to no Service. Limits of connections are not looked at.
+/// to no Service, or that cannot be told. Limits of connections are not looked at.
 pub fn wanted(
     tables: &ProgrammedTables,
     ifindex: u32,
@@ -95,7 +95,15 @@ fn in_family<A: Family>(
                     bypasses: pipeline::bypasses(flags, endpoint, source_nat),
                 }
             };
-            Wanted::ToOneOf(endpoints.map(choice).collect())
+            let choices: Vec<_> = endpoints.map(choice).collect();
+            match choices.iter().filter(|choice| choice.source_nat).count() {
+                needing if needing == 0 || tables.config.node::<A>().sum() != 0 => {
+                    Wanted::ToOneOf(choices)
+                }
+                all if all == choices.len() => Wanted::Refused(Reason::NoNodeAddress),
+                // It depends on which one is drawn.
+                _ => return None,
+            }
         }
     })
 }

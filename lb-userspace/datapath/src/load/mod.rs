@@ -181,7 +181,8 @@ fn load_around(
 ) -> Result<Loaded, LoadError> {
     let shapes = shapes(object, settings)?;
     let pinned = pins.names()?;
-    for name in &pinned {
+    // Who shares only some of them is not asked for the others.
+    for name in pinned.iter().filter(|_| settings.shared.is_none()) {
         let known = shapes.contains_key(name) || SCRATCH.contains(&name.as_str());
         if !known && !name.ends_with(NEXT) && !name.ends_with(BEFORE) {
             tracing::info!(map = name, "a pinned map is of another version");
