@@ -21,6 +21,11 @@ pub struct LocalApi {
 }
 
 impl LocalApi {
+    /// The agent that listens at this socket.
+    pub fn at(socket: PathBuf) -> Self {
+        Self { socket }
+    }
+
     /// Connects to the agent and has `ask` ask it. The agent may be silent for `patience`.
     ///
     /// # Errors

@@ -19,6 +19,7 @@ use lb_common::{
 };
 use lb_datapath::memory::{Family, Hook};
 use lb_objects::{Algorithm, Protocol};
+use serde::{Deserialize, Serialize};
 
 use super::limits::{InUse, Limit};
 use crate::{map_writer::NumberedSchema, memory::ProgrammedTables, plan::ServicePortName};
@@ -64,7 +65,8 @@ pub struct Decision<'a> {
     pub node: Option<IpAddr>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Verdict {
     /// To one of the candidates.
     Forward,
@@ -230,19 +232,15 @@ impl<'a> Decision<'a> {
         self.packet.protocol == Protocol::Sctp && self.origin == Origin::Node
     }
 
-    /// Whether the client's address is replaced. A hairpin counts only if there is no other
-    /// endpoint.
+    /// Whether the client's address is replaced on the way to most endpoints. To the client itself it
+    /// always is, and to this node never: these count only if there is no other endpoint.
     pub fn source_nat(&self) -> bool {
-        let translated = self.candidates.iter().filter(|c| c.source_nat).count();
-        translated > 0 && (translated == self.candidates.len() || self.hairpin().is_none())
-    }
-
-    /// The candidate that is the client itself, if there are others too.
-    pub fn hairpin(&self) -> Option<&Candidate> {
         let mut candidates = self.candidates.iter();
-        candidates
-            .find(|candidate| candidate.address.ip() == self.packet.source)
-            .filter(|_| self.candidates.len() > 1)
+        let is_ordinary = |c: &&Candidate| c.source_nat && c.address.ip() != self.packet.source;
+        match candidates.clone().any(|c| is_ordinary(&c)) {
+            true => true,
+            false => !self.candidates.is_empty() && candidates.all(|c| c.source_nat),
+        }
     }
 }
 

@@ -2,10 +2,11 @@
 //! memory.
 //!
 //! [`Question`] is what somebody asks, [`Situation`] what decides besides Services, [`Decision`] the
-//! answer, and [`Report`] the answer as JSON. The agent and `node-lb explain` ask here.
+//! answer, and [`Report`] the answer as JSON, which has all that a text needs. The agent and `node-lb explain` ask here.
 
 mod decision;
 mod limits;
+mod named;
 mod question;
 mod report;
 mod situation;
@@ -17,7 +18,7 @@ pub use self::{
     decision::{Candidate, Decision, FirstPacket, Frontend, Verdict},
     limits::{InUse, Level, Limit, Numbers, Whose},
     question::Question,
-    report::Report,
+    report::{FlowOf, LimitReport, Report},
     situation::{Situation, matters},
     target::Target,
 };

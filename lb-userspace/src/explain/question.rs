@@ -55,6 +55,17 @@ impl Question {
         }
     }
 
+    /// The parameters that [`Self::from_query`] reads.
+    pub fn query(&self) -> String {
+        let mut query = form_urlencoded::Serializer::new(String::new());
+        query.append_pair("from", &self.from.to_string());
+        query.append_pair("to", &self.to.to_string());
+        if let Some(interface) = &self.interface {
+            query.append_pair("interface", interface);
+        }
+        query.finish()
+    }
+
     /// Whether both addresses are of one family, without which there is no such packet.
     pub fn is_of_one_family(&self) -> bool {
         self.from.is_ipv4() == self.to.address.is_ipv4()
@@ -77,5 +88,31 @@ impl Question {
         };
         in_use.write(tables, node_limit);
         Decision::new(tables, packet, in_use)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_query_is_read_as_it_was_meant() {
+        for (from, to, interface) in [
+            ("192.0.2.1", "192.0.2.2:53/udp", None),
+            ("2001:db8::1", "[2001:db8::2]:80", Some("veth+7&to=%")),
+        ] {
+            let question = Question {
+                from: from.parse().unwrap(),
+                to: to.parse().unwrap(),
+                interface: interface.map(str::to_owned),
+            };
+            let query = question.query();
+            let value = |name: &str| {
+                let mut pairs = form_urlencoded::parse(query.as_bytes());
+                let (_, value) = pairs.find(|(key, _)| key == name)?;
+                Some(value.into_owned())
+            };
+            assert_eq!(Question::from_query(value), Ok(question));
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! The destination of a connection, as the command line and requests have it.
 
-use std::{net::SocketAddr, str::FromStr};
+use std::{fmt, net::SocketAddr, str::FromStr};
 
 use lb_objects::Protocol;
 
@@ -35,6 +35,14 @@ impl FromStr for Target {
     }
 }
 
+impl fmt::Display for Target {
+    /// As it is read.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let protocol = self.protocol.to_string().to_ascii_lowercase();
+        write!(f, "{}/{protocol}", self.address)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -48,7 +56,9 @@ mod tests {
             ("[::1]:9/sctp", "[::1]:9", Protocol::Sctp),
         ] {
             let address = address.parse().unwrap();
-            assert_eq!(text.parse(), Ok(Target { address, protocol }), "{text}");
+            let target = Target { address, protocol };
+            assert_eq!(text.parse(), Ok(target), "{text}");
+            assert_eq!(target.to_string().parse(), Ok(target), "{text}");
         }
     }
 

@@ -27,11 +27,15 @@ async fn a_connection_is_explained() {
         "reason": "opened",
         "origin": "outside",
         "protocol": "TCP",
+        "from": "192.0.2.1",
+        "to": "10.96.0.1:80",
         "service": "shop/web:http",
         "frontend": "ClusterIP",
         "policy": "Cluster",
         "endpoints": ["10.1.0.1:8080", "10.1.0.2:8080"],
+        "algorithm": "random",
         "sourceNAT": false,
+        "nodeAddress": null,
     });
     assert_eq!(explained, expected);
     // As a form sends it.

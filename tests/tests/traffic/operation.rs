@@ -241,6 +241,9 @@ fn the_agent_explains_as_the_command_does() -> Result<()> {
                     by_agent == by_command,
                     "{from} {to}: {by_agent}, {by_command}"
                 );
+                let live = ground.balanced().explain(1, &[&from, &to, "--live"])?;
+                let live: Value = serde_json::from_str(&live)?;
+                ensure!(live == by_agent, "{from} {to}: {live}, {by_agent}");
                 reasons.push(by_agent["reason"].clone());
             }
         }

@@ -51,7 +51,7 @@ const CONNECTIONS: &str = "/connections";
 /// The path of queues for seats.
 const QUEUES: &str = "/queues";
 /// The path of explanations.
-const EXPLAIN: &str = "/explain";
+pub const EXPLAIN: &str = "/explain";
 /// The path of the agent's state.
 const STATUS: &str = "/status";
 /// The path of the last hour.

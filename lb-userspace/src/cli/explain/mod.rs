@@ -2,14 +2,14 @@
 
 use std::{net::IpAddr, os::unix::net::UnixStream, path::Path, sync::Arc, time::Duration};
 
-use anyhow::ensure;
+use anyhow::{Context as _, bail, ensure};
 use clap::{Args, ValueEnum};
 use lb_admission::configuration::InForce;
 
-use super::{output::json, snapshot::Snapshot};
+use super::{local_api::LocalApi, output::json, snapshot::Snapshot};
 use crate::{
     admission::{files, objects::Objects},
-    agent::status::Status,
+    agent::{local_api::EXPLAIN, status::Status},
     config::{AdmissionConfig, AdmissionMode, Config, Flags},
     explain::{InUse, Question, Report, Target},
     http::get,
@@ -19,6 +19,8 @@ mod text;
 
 /// How long an agent may take to say how many connections there are.
 const DEADLINE: Duration = Duration::from_secs(2);
+/// How long it may take to explain one.
+const EXPLAIN_DEADLINE: Duration = Duration::from_secs(10);
 
 /// Show what happens to a connection's first packet, and why
 ///
@@ -26,6 +28,9 @@ const DEADLINE: Duration = Duration::from_secs(2);
 /// the kernel. It asks the agent on this node how many connections there are within limits now. The
 /// source address, the Node object and --detect-local-mode decide whether the packet comes from a
 /// local pod, from this node or from outside.
+///
+/// With --live the agent on this node says it all, from what it has in force now: no source is read, and
+/// of the settings only --socket counts.
 #[derive(Args, Debug)]
 pub struct Command {
     /// Source address
@@ -39,6 +44,10 @@ pub struct Command {
     /// Device that the packet arrives on, for BridgeInterface and InterfaceNamePrefix
     #[arg(long, value_name = "NAME")]
     interface: Option<String>,
+
+    /// Ask the agent on this node instead of reading the source
+    #[arg(long)]
+    live: bool,
 
     /// Format of the output
     #[arg(short, long, value_name = "FORM", value_enum, default_value = "text")]
@@ -68,27 +77,47 @@ impl Command {
             question.is_of_one_family(),
             "--from {from} and --to {to} are not of one IP family"
         );
-        let config = Config::try_from(self.flags)?;
-        let mut snapshot = Snapshot::load(&config)?;
-        let mut situation = snapshot.situation(&config);
-        // It does not matter here which of a set's endpoints is chosen.
-        let mut tables = snapshot.tables(&config, &situation, 0);
-        if let Some(in_force) = in_force(&mut snapshot, &config)? {
-            if in_force.asks_for_identity() {
-                situation.pods = snapshot.pods(&config)?.into();
-            }
-            situation.in_force = Some(Arc::new(in_force));
-        }
-        situation.admit(&mut tables, &config)?;
-
-        let in_use = in_use(&config.socket);
-        let decision = question.ask(&mut tables, config.max_connections, &in_use);
+        let report = match self.live {
+            true => by_agent(LocalApi::at(self.flags.socket), &question)?,
+            false => by_source(&Config::try_from(self.flags)?, &question)?,
+        };
         let text = match self.output {
-            Output::Text => text::render(&decision),
-            Output::Json => json(&Report::from(&decision))?,
+            Output::Text => text::render(&report),
+            Output::Json => json(&report)?,
         };
         super::print(&text)
     }
+}
+
+/// What the agent's tables say, made anew from the objects of the source.
+fn by_source(config: &Config, question: &Question) -> anyhow::Result<Report> {
+    let mut snapshot = Snapshot::load(config)?;
+    let mut situation = snapshot.situation(config);
+    // It does not matter here which of a set's endpoints is chosen.
+    let mut tables = snapshot.tables(config, &situation, 0);
+    if let Some(in_force) = in_force(&mut snapshot, config)? {
+        if in_force.asks_for_identity() {
+            situation.pods = snapshot.pods(config)?.into();
+        }
+        situation.in_force = Some(Arc::new(in_force));
+    }
+    situation.admit(&mut tables, config)?;
+
+    let in_use = in_use(&config.socket);
+    let decision = question.ask(&mut tables, config.max_connections, &in_use);
+    Ok(Report::from(&decision))
+}
+
+/// What the agent says.
+fn by_agent(agent: LocalApi, question: &Question) -> anyhow::Result<Report> {
+    let path = format!("{EXPLAIN}?{}", question.query());
+    let body = agent.asking(EXPLAIN_DEADLINE, |stream| match get(stream, &path)? {
+        (200, body) => Ok(body),
+        (404, _) => bail!("it explains nothing; is it of an earlier version?"),
+        (code, body) => bail!("it answered {code}: {}", body.trim_end()),
+    })?;
+    let report = serde_json::from_str(&body);
+    report.context("the agent's answer is no explanation; is it of another version?")
 }
 
 /// The flow schemas and priority levels, if connections are classified.
