@@ -20,7 +20,7 @@ pub use self::{
     values::{
         AdmissionMode, DetectLocalMode, FailingEndpoints, FeatureGate, Gate, Handover,
         NetfilterMode, NodePortAddress, PortRange, Sctp, ServiceSeries, SocketLb,
-        UnknownServicePorts, XdpMode,
+        UnknownServicePorts, XdpMode, object_name,
     },
 };
 use crate::plan::{DetectLocal, NodePortAddresses, PlanOptions};

@@ -4,6 +4,7 @@
 //! [`Question`] is what somebody asks, [`Situation`] what decides besides Services, [`Decision`] the
 //! answer, and [`Report`] the answer as JSON, which has all that a text needs. The agent and `node-lb explain` ask here.
 
+pub mod across;
 mod decision;
 mod limits;
 mod named;

@@ -2,19 +2,24 @@
 
 use std::{net::IpAddr, os::unix::net::UnixStream, path::Path, sync::Arc, time::Duration};
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{Context as _, bail};
 use clap::{Args, ValueEnum};
 use lb_admission::configuration::InForce;
+use lb_objects::{AsWritten, ObjectName};
+use serde::Serialize;
 
+use self::across::{From, Way};
 use super::{local_api::LocalApi, output::json, snapshot::Snapshot};
 use crate::{
     admission::{files, objects::Objects},
     agent::{local_api::EXPLAIN, status::Status},
-    config::{AdmissionConfig, AdmissionMode, Config, Flags},
+    config::{AdmissionConfig, AdmissionMode, Config, Flags, object_name},
     explain::{InUse, Question, Report, Target},
     http::get,
 };
 
+mod across;
+mod journey;
 mod text;
 
 /// How long an agent may take to say how many connections there are.
@@ -29,13 +34,21 @@ const EXPLAIN_DEADLINE: Duration = Duration::from_secs(10);
 /// source address, the Node object and --detect-local-mode decide whether the packet comes from a
 /// local pod, from this node or from outside.
 ///
+/// With --across-nodes it shows the whole way through the cluster: what happens on the node where node-lb
+/// meets the packet first, and for each endpoint that may be chosen, what the packet looks like on the
+/// endpoint's node, what happens there, and how answers come back. It says what it takes for granted.
+///
 /// With --live the agent on this node says it all, from what it has in force now: no source is read, and
 /// of the settings only --socket counts.
 #[derive(Args, Debug)]
 pub struct Command {
     /// Source address
-    #[arg(long, value_name = "IP")]
-    from: IpAddr,
+    #[arg(long, value_name = "IP", required_unless_present = "from_pod")]
+    from: Option<IpAddr>,
+
+    /// Source: a pod, which the source of objects must have; implies --across-nodes
+    #[arg(long, value_name = "NAMESPACE/NAME", value_parser = object_name, conflicts_with = "from")]
+    from_pod: Option<ObjectName>,
 
     /// Destination; the protocol is tcp (the default), udp or sctp
     #[arg(long, value_name = "IP:PORT[/PROTOCOL]")]
@@ -45,8 +58,21 @@ pub struct Command {
     #[arg(long, value_name = "NAME")]
     interface: Option<String>,
 
-    /// Ask the agent on this node instead of reading the source
+    /// Show the whole way through the cluster's nodes
     #[arg(long)]
+    across_nodes: bool,
+
+    /// Node that the packet of a client outside comes to first; implies --across-nodes [default: the
+    /// node that has the destination's address]
+    #[arg(long, value_name = "NODE")]
+    via: Option<String>,
+
+    /// Node that the source is on, if no object says so; implies --across-nodes
+    #[arg(long, value_name = "NODE", conflicts_with_all = ["via", "from_pod"])]
+    from_node: Option<String>,
+
+    /// Ask the agent on this node instead of reading the source
+    #[arg(long, conflicts_with_all = ["across_nodes", "via", "from_pod", "from_node"])]
     live: bool,
 
     /// Format of the output
@@ -67,25 +93,51 @@ enum Output {
 
 impl Command {
     pub fn run(self) -> anyhow::Result<()> {
-        let question = Question {
-            from: self.from,
-            to: self.to,
-            interface: self.interface,
+        let from = match (self.from, self.from_pod) {
+            (Some(address), _) => From::Address(address, self.from_node),
+            (None, Some(pod)) => From::Pod(pod),
+            (None, None) => bail!("name the source by --from or --from-pod"),
         };
-        let (from, to) = (question.from, question.to.address);
-        ensure!(
-            question.is_of_one_family(),
-            "--from {from} and --to {to} are not of one IP family"
-        );
-        let report = match self.live {
-            true => by_agent(LocalApi::at(self.flags.socket), &question)?,
-            false => by_source(&Config::try_from(self.flags)?, &question)?,
-        };
-        let text = match self.output {
-            Output::Text => text::render(&report),
-            Output::Json => json(&report)?,
+        let is_one_node = !self.across_nodes && self.via.is_none();
+        let text = match from {
+            From::Address(from, None) if is_one_node => {
+                let question = Question {
+                    from,
+                    to: self.to,
+                    interface: self.interface,
+                };
+                across::ensure_one_family(&question)?;
+                let report = match self.live {
+                    true => by_agent(LocalApi::at(self.flags.socket), &question)?,
+                    false => by_source(&Config::try_from(self.flags)?, &question)?,
+                };
+                self.output.text(&report, text::render)?
+            }
+            from => {
+                let way = Way {
+                    from,
+                    to: self.to,
+                    interface: self.interface,
+                    via: self.via,
+                };
+                let journey = across::by_source(&Config::try_from(self.flags)?, way)?;
+                self.output.text(&journey, journey::render)?
+            }
         };
         super::print(&text)
+    }
+}
+
+impl Output {
+    fn text<T: Serialize>(
+        self,
+        result: &T,
+        text: impl FnOnce(&T) -> String,
+    ) -> anyhow::Result<String> {
+        match self {
+            Self::Text => Ok(text(result)),
+            Self::Json => json(result),
+        }
     }
 }
 
@@ -95,7 +147,7 @@ fn by_source(config: &Config, question: &Question) -> anyhow::Result<Report> {
     let mut situation = snapshot.situation(config);
     // It does not matter here which of a set's endpoints is chosen.
     let mut tables = snapshot.tables(config, &situation, 0);
-    if let Some(in_force) = in_force(&mut snapshot, config)? {
+    if let Some(in_force) = in_force(&snapshot.admission(), config)? {
         if in_force.asks_for_identity() {
             situation.pods = snapshot.pods(config)?.into();
         }
@@ -120,8 +172,8 @@ fn by_agent(agent: LocalApi, question: &Question) -> anyhow::Result<Report> {
     report.context("the agent's answer is no explanation; is it of another version?")
 }
 
-/// The flow schemas and priority levels, if connections are classified.
-fn in_force(snapshot: &mut Snapshot, config: &Config) -> anyhow::Result<Option<InForce>> {
+/// The flow schemas and priority levels, if connections are classified. `of_api` are the API server's.
+fn in_force(of_api: &[Arc<AsWritten>], config: &Config) -> anyhow::Result<Option<InForce>> {
     let AdmissionConfig { mode, objects } = &config.admission;
     if *mode == AdmissionMode::Off {
         return Ok(None);
@@ -129,7 +181,7 @@ fn in_force(snapshot: &mut Snapshot, config: &Config) -> anyhow::Result<Option<I
     let mut read = Objects::default();
     match objects {
         Some(path) => read.read(files::texts(path)?),
-        None => read.read_from_api(&snapshot.admission()),
+        None => read.read_from_api(of_api),
     }
     for error in &read.errors {
         eprintln!("warning: {error}");

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use crate::{Files, stderr};
 
+mod across;
 mod levels;
 mod limits;
 mod live;
