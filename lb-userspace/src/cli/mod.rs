@@ -103,7 +103,7 @@ impl Cli {
             Command::MountBpffs(command) => command.run(),
             Command::Plan(command) => command.run(),
             Command::Flows(command) => command.run(),
-            Command::Explain(command) => command.run(),
+            Command::Explain(command) => return command.run(),
             Command::Status(command) => return command.run(),
             Command::Verify(command) => return command.run(),
             Command::Top(command) => command.run(),

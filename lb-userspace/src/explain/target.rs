@@ -7,7 +7,7 @@ use lb_objects::Protocol;
 const FORM: &str = "write IP:PORT or [IPV6]:PORT, and /tcp, /udp or /sctp behind it if you like";
 
 /// `IP:PORT[/PROTOCOL]`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Target {
     pub address: SocketAddr,
     pub protocol: Protocol,

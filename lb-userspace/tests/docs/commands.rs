@@ -111,6 +111,10 @@ fn command(line: &str) -> Option<String> {
         while words.first().is_some_and(|word| OF_PLUGIN.contains(word)) {
             words.drain(..2);
         }
+        // Of a whole way, the plugin itself asks the agents.
+        if words.contains(&"--from-pod") {
+            words.retain(|word| *word != "--live");
+        }
         return Some(words.join(" "));
     }
     let (_, command) = line.split_once(" -- node-lb ")?;

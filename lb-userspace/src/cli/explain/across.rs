@@ -5,7 +5,7 @@ use std::{net::IpAddr, sync::Arc};
 use anyhow::{Context as _, ensure};
 use lb_objects::{IpFamily, Node, ObjectName};
 
-use super::in_force;
+use super::{answers::Answers, in_force};
 use crate::{
     cli::snapshot::Everything,
     config::Config,
@@ -34,12 +34,7 @@ pub struct Way {
 /// The way by what all agents would do, with the objects of the source.
 pub fn by_source(config: &Config, way: Way) -> anyhow::Result<Journey> {
     let mut everything = Everything::load(config)?;
-    let question = Question {
-        from: address(&mut everything, way.from, way.to)?,
-        to: way.to,
-        interface: way.interface,
-    };
-    ensure_one_family(&question)?;
+    let question = question(&mut everything, &way)?;
     if let Some(in_force) = in_force(&everything.admission, config)? {
         everything.cluster.set_in_force(in_force);
     }
@@ -58,19 +53,42 @@ pub fn by_source(config: &Config, way: Way) -> anyhow::Result<Journey> {
     walk(cluster, &question, way.via.as_deref(), asked)
 }
 
+/// The way by what agents have answered. Objects only say where addresses are.
+pub fn by_agents(config: &Config, way: Way, answers: &mut Answers) -> anyhow::Result<Journey> {
+    let mut everything = Everything::load(config)?;
+    let question = question(&mut everything, &way)?;
+    let mut ask = |node: &Arc<Node>, question: &Question| Ok(answers.of(node, question));
+    let asked = Asked {
+        ask: &mut ask,
+        is_live: true,
+    };
+    walk(&everything.cluster, &question, way.via.as_deref(), asked)
+}
+
+/// What is asked about the packet on the first node.
+fn question(everything: &mut Everything, way: &Way) -> anyhow::Result<Question> {
+    let question = Question {
+        from: address(everything, &way.from, way.to)?,
+        to: way.to,
+        interface: way.interface.clone(),
+    };
+    ensure_one_family(&question)?;
+    Ok(question)
+}
+
 /// The address that a connection comes from.
-fn address(everything: &mut Everything, from: From, to: Target) -> anyhow::Result<IpAddr> {
+fn address(everything: &mut Everything, from: &From, to: Target) -> anyhow::Result<IpAddr> {
     let name = match from {
         From::Address(address, node) => {
             if let Some(node) = node {
-                everything.cluster.place(address, &node);
+                everything.cluster.place(*address, node);
             }
-            return Ok(address);
+            return Ok(*address);
         }
         From::Pod(name) => name,
     };
     let family = IpFamily::of(to.address.ip());
-    let pod = everything.pod(&name)?;
+    let pod = everything.pod(name)?;
     let mut addresses = pod.addresses.iter().copied();
     let of_family = addresses.find(|address| IpFamily::of(*address) == family);
     of_family.with_context(|| format!("pod {name} has no {family} address, and {} has", to.address))

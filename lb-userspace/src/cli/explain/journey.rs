@@ -46,7 +46,7 @@ fn step(lines: &mut Vec<String>, step: &Step, indent: &str) {
         let text = text::render(report);
         lines.extend(text.lines().map(|line| format!("{indent}{line}")));
     }
-    problems(lines, &step.problems, indent);
+    problems(lines, &step.problems, &step.node, indent);
     let mut legs: Vec<_> = step.onward.iter().collect();
     let mut shown = 0;
     while let [first, ..] = legs[..]
@@ -71,7 +71,9 @@ fn are_alike(one: &Leg, other: &Leg) -> bool {
     }
     let is_left_alone = |leg: &Leg| match &leg.then {
         None => true,
-        Some(step) => step.decision.as_ref().is_some_and(is_plain_arrival),
+        Some(step) => {
+            step.onward.is_empty() && step.decision.as_ref().is_some_and(is_plain_arrival)
+        }
     };
     let of = |leg: &Leg| {
         (
@@ -152,7 +154,7 @@ fn leg(lines: &mut Vec<String>, from: &Step, group: &[&Leg], indent: &str) {
         )),
         Some(Translator::Flow) | None => {}
     }
-    problems(lines, &leg.problems, &below);
+    problems(lines, &leg.problems, &from.node, &below);
 }
 
 fn place(place: &Place, from: &str) -> String {
@@ -166,27 +168,28 @@ fn place(place: &Place, from: &str) -> String {
     }
 }
 
-fn problems(lines: &mut Vec<String>, problems: &[Problem], indent: &str) {
-    let sentences = problems.iter().map(problem);
+/// What goes wrong on a node, or on the way from there.
+fn problems(lines: &mut Vec<String>, problems: &[Problem], node: &str, indent: &str) {
+    let sentences = problems.iter().map(|found| problem(found, node));
     lines.extend(sentences.map(|sentence| format!("{indent}PROBLEM: {sentence}")));
 }
 
-fn problem(problem: &Problem) -> String {
+fn problem(problem: &Problem, at: &str) -> String {
     match problem {
-        Problem::AnswerAstray => "the endpoint answers straight to the client, past this node, so nobody \
-            translates the answer, and the client does not know it. Set --cluster-cidr and \
-            --detect-local-mode so that the source becomes this node's, or have routes lead answers back \
-            by this node."
-            .to_owned(),
+        Problem::AnswerAstray => format!(
+            "the endpoint answers straight to the client, past {at}: nobody translates the answer, and the \
+             client drops it. Either {at} has to replace the source (--detect-local-mode and \
+             --cluster-cidr say whose it keeps), or routes have to lead answers back by {at}."
+        ),
         Problem::NoNodeAddress => {
-            "the packet is dropped, because the node has no address of its IP family.".to_owned()
+            format!("the packet is dropped, because {at} has no address of its IP family.")
         }
         Problem::EndpointsElsewhere { nodes } => match nodes.is_empty() {
             true => "no object says on which node the endpoints are.".to_owned(),
             false => format!(
                 "usable endpoints are on {}; send clients there, as load balancers do that ask the \
                  healthCheckNodePort, or use the policy Cluster.",
-                nodes.join(", ")
+                names(nodes)
             ),
         },
         Problem::NoNodeObject { node } => format!(
@@ -194,14 +197,27 @@ fn problem(problem: &Problem) -> String {
              cannot be told."
         ),
         Problem::NodeUnknown => {
-            "no object says on which node this pod is: what happens there cannot be told.".to_owned()
+            "no object says on which node this pod is: what happens there cannot be told."
+                .to_owned()
         }
-        Problem::NoAnswer { node } => format!(
-            "the agent of node {node} has not answered: what happens there cannot be told."
-        ),
-        Problem::TooManyNodes => "the packet comes to more nodes than are followed: do Services have each \
-            other's addresses as endpoints?"
-            .to_owned(),
+        Problem::NoAnswer { node } => {
+            format!("the agent of node {node} has said nothing: what happens there cannot be told.")
+        }
+        Problem::TooManyNodes => {
+            "the packet may come to more nodes, or in more ways, than are followed: do \
+            Services have each other's addresses as endpoints?"
+                .to_owned()
+        }
+    }
+}
+
+/// Of many, only the first ones.
+fn names(nodes: &[String]) -> String {
+    let shown = nodes.iter().take(SHOWN).cloned().collect::<Vec<_>>();
+    let shown = shown.join(", ");
+    match nodes.len().saturating_sub(SHOWN) {
+        0 => shown,
+        more => format!("{shown} and {more} more"),
     }
 }
 
@@ -209,7 +225,7 @@ fn assumption(assumption: &Assumption) -> String {
     match assumption {
         Assumption::SameSettings { nodes } => format!(
             "The agents of {} have the settings given here, and this version of node-lb.",
-            nodes.join(", ")
+            names(nodes)
         ),
         Assumption::NodeAddresses => {
             "These nodes have the addresses of their Node objects, and no others.".to_owned()

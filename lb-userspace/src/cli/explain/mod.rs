@@ -1,6 +1,13 @@
 //! `node-lb explain`: what happens to a connection's first packet, and why.
 
-use std::{net::IpAddr, os::unix::net::UnixStream, path::Path, sync::Arc, time::Duration};
+use std::{
+    net::IpAddr,
+    os::unix::net::UnixStream,
+    path::{Path, PathBuf},
+    process::ExitCode,
+    sync::Arc,
+    time::Duration,
+};
 
 use anyhow::{Context as _, bail};
 use clap::{Args, ValueEnum};
@@ -8,7 +15,10 @@ use lb_admission::configuration::InForce;
 use lb_objects::{AsWritten, ObjectName};
 use serde::Serialize;
 
-use self::across::{From, Way};
+use self::{
+    across::{From, Way},
+    answers::Answers,
+};
 use super::{local_api::LocalApi, output::json, snapshot::Snapshot};
 use crate::{
     admission::{files, objects::Objects},
@@ -19,9 +29,12 @@ use crate::{
 };
 
 mod across;
+mod answers;
 mod journey;
 mod text;
 
+/// The exit status if agents have to be asked first.
+const AGENTS_TO_ASK: u8 = 4;
 /// How long an agent may take to say how many connections there are.
 const DEADLINE: Duration = Duration::from_secs(2);
 /// How long it may take to explain one.
@@ -75,6 +88,12 @@ pub struct Command {
     #[arg(long, conflicts_with_all = ["across_nodes", "via", "from_pod", "from_node"])]
     live: bool,
 
+    /// What agents have answered, as the plugin of kubectl collects it; `-` is standard input. The exit
+    /// status is 4 if others have to be asked first: a line for each, of its node, the source, the
+    /// destination and the device
+    #[arg(long, value_name = "FILE", conflicts_with = "live", hide = true)]
+    answers: Option<PathBuf>,
+
     /// Format of the output
     #[arg(short, long, value_name = "FORM", value_enum, default_value = "text")]
     output: Output,
@@ -92,13 +111,15 @@ enum Output {
 }
 
 impl Command {
-    pub fn run(self) -> anyhow::Result<()> {
+    /// # Errors
+    /// If the source cannot be read, no agent answers, or it cannot be told where the packet comes first.
+    pub fn run(self) -> anyhow::Result<ExitCode> {
         let from = match (self.from, self.from_pod) {
             (Some(address), _) => From::Address(address, self.from_node),
             (None, Some(pod)) => From::Pod(pod),
             (None, None) => bail!("name the source by --from or --from-pod"),
         };
-        let is_one_node = !self.across_nodes && self.via.is_none();
+        let is_one_node = !self.across_nodes && self.via.is_none() && self.answers.is_none();
         let text = match from {
             From::Address(from, None) if is_one_node => {
                 let question = Question {
@@ -120,11 +141,25 @@ impl Command {
                     interface: self.interface,
                     via: self.via,
                 };
-                let journey = across::by_source(&Config::try_from(self.flags)?, way)?;
+                let config = Config::try_from(self.flags)?;
+                let journey = match &self.answers {
+                    None => across::by_source(&config, way)?,
+                    Some(path) => {
+                        let mut answers = Answers::read(path)?;
+                        let journey = across::by_agents(&config, way, &mut answers)?;
+                        let to_ask = answers.to_ask();
+                        if !to_ask.is_empty() {
+                            super::print(&to_ask)?;
+                            return Ok(ExitCode::from(AGENTS_TO_ASK));
+                        }
+                        journey
+                    }
+                };
                 self.output.text(&journey, journey::render)?
             }
         };
-        super::print(&text)
+        super::print(&text)?;
+        Ok(ExitCode::SUCCESS)
     }
 }
 

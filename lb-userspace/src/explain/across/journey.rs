@@ -102,7 +102,7 @@ pub enum Problem {
     NoNodeObject { node: String },
     /// It is a pod's address, and no object says on which node.
     NodeUnknown,
-    /// The agent of this node has not answered.
+    /// The agent of this node has not answered, or too many would have to be asked.
     NoAnswer { node: String },
     /// The packet may come to more nodes than a way has, or in more ways than can be shown.
     TooManyNodes,

@@ -1,6 +1,6 @@
 //! `node-lb explain --across-nodes`: a way through the cluster as an operator reads it.
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{NODE, WEB};
 use crate::{Files, stderr, stdout};
@@ -135,6 +135,56 @@ fn json_has_the_whole_way() {
     );
     assert_eq!(remote["then"]["decision"]["reason"], "not-service");
     assert_eq!(remote["answer"], "flow");
+}
+
+/// As the plugin of kubectl does, with agents that do what the command says of their nodes.
+#[test]
+fn a_live_way_is_told_when_all_agents_have_been_asked() {
+    let manifests = manifests();
+    let packet = ["--from", "10.0.0.7", "--to", "172.30.0.1:80"];
+    let told = |answers: &[Value], more: &[&str]| {
+        let lines: Vec<_> = answers.iter().map(Value::to_string).collect();
+        let answers = Files::new(&[("answers.json", &lines.join("\n"))]);
+        let answers = answers.path().join("answers.json");
+        let answers = ["--answers", answers.to_str().unwrap()];
+        let arguments = [&EXPLAIN[..], &packet, &CLUSTER_CIDR, &answers, more].concat();
+        let output = manifests.run(&arguments);
+        assert_eq!(stderr(&output), "");
+        let text = String::from_utf8(output.stdout).unwrap();
+        (output.status.code(), text)
+    };
+    let (code, asked) = told(&[], &[]);
+    let first = "node-1 10.0.0.7 172.30.0.1:80/tcp\n";
+    assert_eq!((code, &*asked), (Some(4), first));
+    let answer = |line: &str, answers: bool| {
+        let mut words = line.split(' ');
+        let [node, from, to] = std::array::from_fn(|_| words.next().unwrap());
+        let asked = ["explain", "--source", "dir:.", "--node", node];
+        let asked = [&asked[..], &["--from", from, "--to", to], &CLUSTER_CIDR].concat();
+        let (report, _) = manifests.json(&asked);
+        let report = Some(report).filter(|_| answers);
+        json!({"node": node, "from": from, "to": to, "report": report})
+    };
+    let mut answers = vec![answer(asked.trim(), true)];
+    let (code, asked) = told(&answers, &[]);
+    let second = "node-2 10.0.0.7 10.0.1.1:8080/tcp\n";
+    assert_eq!((code, &*asked), (Some(4), second));
+
+    answers.push(answer(asked.trim(), true));
+    let (code, text) = told(&answers, &[]);
+    assert_eq!(code, Some(0));
+    let by_source = said(&packet);
+    let (way, _) = by_source.split_once("\nThis takes").unwrap();
+    assert!(text.starts_with(way), "{text}");
+    assert!(!text.contains("settings"), "{text}");
+    let (_, json) = told(&answers, &["-o", "json"]);
+    assert!(json.contains("\"first\""), "{json}");
+
+    answers[1] = answer(asked.trim(), false);
+    let (code, text) = told(&answers, &[]);
+    assert_eq!(code, Some(0));
+    let problem = "PROBLEM: the agent of node node-2 has said nothing";
+    assert!(text.contains(problem), "{text}");
 }
 
 #[test]
