@@ -19,4 +19,5 @@ mod slow_start;
 mod socket_limits;
 mod sockets;
 mod unknown;
+mod ways;
 mod weights;
