@@ -48,12 +48,14 @@ const SHARED: [&str; 12] = [
 ];
 
 /// Entries of maps that are large elsewhere. What is not there is not counted, and not remembered.
-const SMALL: [(&str, u32); 24] = [
+const SMALL: [(&str, u32); 26] = [
     ("FLOWS4", RECORDS),
     ("FLOWS6", RECORDS),
     ("ENDPOINT_STATES", 1),
     ("ENDPOINT_MEMORY", 1),
     ("ENDPOINT_LOADS", 1),
+    ("ENDPOINT_LATENCIES", 1),
+    ("SERVICE_LATENCIES", 1),
     ("SERVICE_STATS", 1),
     ("SERVICE_SHORTAGES", 1),
     ("SERVICE_FLOWS", 1),
