@@ -2,6 +2,7 @@
 
 use std::{
     env, fs,
+    net::IpAddr,
     os::unix::fs::symlink,
     path::{Path, PathBuf},
     process::Command as Process,
@@ -102,8 +103,11 @@ impl Reader {
 
         let (server, client) = (cluster.lab().pod("pod-1-1"), cluster.lab().pod("pod-1-2"));
         let running = Serve::new(server.name()).tcp(9090).start(server)?;
-        let (endpoint, client) = (server.ip(Family::V4), client.clone());
-        make_objects(&mut cluster, &files, &endpoint.to_string())?;
+        let (addresses, client) = (
+            [server, client].map(|pod| pod.ip(Family::V4)),
+            client.clone(),
+        );
+        make_objects(&mut cluster, &files, addresses)?;
         let load = Load::new(Request::tcp("10.96.0.10:80".parse()?));
         let load = load.pause(Duration::from_millis(20)).start(&client)?;
         Ok(Self {
@@ -203,22 +207,41 @@ fn make_files(cluster: &Cluster, files: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Creates the objects that the examples are about, with a pod at this address, and writes all to a manifest.
-fn make_objects(cluster: &mut Cluster, files: &Path, endpoint: &str) -> Result<()> {
+/// Creates the objects that the examples are about, with an endpoint and a client at these addresses, and writes
+/// all to a manifest.
+fn make_objects(
+    cluster: &mut Cluster,
+    files: &Path,
+    [endpoint, client]: [IpAddr; 2],
+) -> Result<()> {
     let file = files.join("objects.yaml");
-    let objects = include_str!("objects.yaml").replace("ENDPOINT", endpoint);
+    let objects = include_str!("objects.yaml").replace("ENDPOINT", &endpoint.to_string());
     fs::write(&file, objects)?;
     let apply = format!("--filename={}", file.display());
     // Namespaces get their account for pods some time later.
     cluster.until(|cluster| cluster.control_plane.kubectl(&["apply", &apply]))?;
-    let runs = r#"--patch={"status":{"phase":"Running"}}"#;
-    let pod = [
-        "node-lb-x7k2p",
-        "--namespace=kube-system",
-        "--subresource=status",
-    ];
-    let patch = [&["patch", "pod"][..], &pod, &[runs]].concat();
-    cluster.control_plane.kubectl(&patch)?;
+    let is_at = |ip| format!(r#"{{"podIP":"{ip}","podIPs":[{{"ip":"{ip}"}}]}}"#);
+    for (pod, namespace, status) in [
+        (
+            "node-lb-x7k2p",
+            "kube-system",
+            r#"{"phase":"Running"}"#.to_owned(),
+        ),
+        ("web-7d9f", "shop", is_at(endpoint)),
+        ("client", "shop", is_at(client)),
+    ] {
+        let namespace = format!("--namespace={namespace}");
+        let patch = format!(r#"--patch={{"status":{status}}}"#);
+        let patch = [
+            "patch",
+            "pod",
+            pod,
+            &namespace,
+            "--subresource=status",
+            &patch,
+        ];
+        cluster.control_plane.kubectl(&patch)?;
+    }
     let kinds = "nodes,services,endpointslices,servicecidrs";
     let all = ["get", kinds, "--all-namespaces", "--output=json"];
     let all = cluster.control_plane.kubectl(&all)?;
