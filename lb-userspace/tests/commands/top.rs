@@ -231,6 +231,11 @@ fn lines(written: &str) -> Vec<String> {
 
 impl Screen {
     fn open(agent: &Agent) -> Self {
+        Self::open_by(&[], agent)
+    }
+
+    /// By a command that runs its arguments.
+    fn open_by(command: &[&str], agent: &Agent) -> Self {
         let size = Winsize {
             ws_row: 24,
             ws_col: 80,
@@ -242,6 +247,7 @@ impl Screen {
         // In a session of its own, or it would look at the terminal of whoever runs this test.
         let top = Command::new("setsid")
             .args(["--ctty", "--wait"])
+            .args(command)
             .arg(env!("CARGO_BIN_EXE_node-lb"))
             .args(["top", "--interval", "200ms", "--bpf-root", "/nonexistent"])
             .arg("--socket")
@@ -360,4 +366,16 @@ fn a_screen_outlives_a_silent_agent_and_ends_by_a_signal() {
     };
     kill(Pid::from_raw(pid.unwrap()), Signal::SIGTERM).unwrap();
     screen.expect_end();
+}
+
+/// A terminal stops what is in its background and changes its settings.
+#[test]
+fn a_screen_that_waits_for_the_foreground_ends_by_a_signal() {
+    let agent = Agent::start();
+    let limit = "timeout --kill-after=30 1 \"$@\"; exit $?";
+    let mut screen = Screen::open_by(&["sh", "-c", limit, "sh"], &agent);
+    let status = screen.top.wait().unwrap();
+    // If `timeout` had to kill it, it would be 137.
+    assert_eq!(status.code(), Some(124));
+    assert!(!screen.is_raw());
 }

@@ -51,6 +51,9 @@ pub fn run(
     filter: String,
 ) -> anyhow::Result<()> {
     let (tell, news) = mpsc::channel();
+    // It puts the terminal back before the message of a panic is printed. In the background it stops the process
+    // (SIGTTOU), which signals can still end then.
+    let mut terminal = ratatui::try_init().context("cannot use the terminal")?;
     // Before there are threads, which all have the same mask.
     let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGHUP, Signal::SIGINT]);
     signals.thread_block().context("cannot block signals")?;
@@ -60,8 +63,6 @@ pub fn run(
         // Nobody listens any more at the end.
         let _ = ended.send(News::End);
     });
-    // It puts the terminal back before the message of a panic is printed.
-    let mut terminal = ratatui::try_init().context("cannot use the terminal")?;
     let (ask, asked) = mpsc::channel();
     let (count, counts) = mpsc::channel();
     let sampled = tell.clone();
