@@ -1,7 +1,8 @@
 //! A reader of the documentation: a cluster, and the files that the examples are about.
 
 use std::{
-    env, fs,
+    env,
+    fs::{self, File},
     net::IpAddr,
     os::unix::fs::symlink,
     path::{Path, PathBuf},
@@ -44,6 +45,10 @@ const VALUES: [(&str, &str); 8] = [
 /// How long a command runs that goes on by itself, and how long another one may take, in seconds.
 const WHILE: u32 = 3;
 const AT_MOST: u32 = 120;
+/// How much longer, in seconds, until one that does not end when it is told to is killed, and then its block.
+const GRACE: u32 = 10;
+/// What `timeout` ends with if what it ran had to be killed.
+const KILLED: i32 = 137;
 /// Objects with the errors that the page about them shows.
 const BAD: &str = "
 apiVersion: node-lb.io/v1alpha1
@@ -125,46 +130,54 @@ impl Reader {
         let here = make_place(&self.files, &place)?;
         let ending = |number: usize| place.join(format!("ending-{number}"));
         let mut text = "set -o pipefail\n".to_owned();
+        let mut patience = GRACE;
         for (number, command) in script.iter().enumerate() {
             let mut typed = command.text.clone();
             for (value, own) in VALUES {
                 typed = typed.replace(value, own);
             }
             let seconds = if stays(&command.text) { WHILE } else { AT_MOST };
+            patience += seconds + 2 * GRACE;
             let ending = ending(number);
             let ending = ending.display();
             text += &format!(
-                "export SECONDS_AT_MOST={seconds}\n{{ {typed}\n}} >{ending} 2>&1 </dev/null\n\
+                "export LIMIT='--kill-after={GRACE} {seconds}'\n{{ {typed}\n}} >{ending} 2>&1 </dev/null\n\
                  echo $? >{ending}.status\n"
             );
         }
-        let file = place.join("typed");
-        fs::write(&file, text)?;
-        let output = self.command(&here)?.arg("bash").arg(&file).output()?;
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        let (typed, said) = (place.join("typed"), place.join("said"));
+        fs::write(&typed, text)?;
+        // In a file: what a command may leave behind would keep a pipe open.
+        let mut bash = self.command(&here, patience)?;
+        bash.arg("bash").arg(&typed).stderr(File::create(&said)?);
+        bash.status()?;
+        let said = fs::read_to_string(&said)?;
         let endings = (0..script.len()).map(|number| {
             let path = ending(number);
+            let printed = fs::read(&path);
+            let printed = printed.with_context(|| format!("{script:?} was not run: {said}"))?;
             let status = fs::read_to_string(path.with_extension("status"));
-            let status = status.with_context(|| format!("{script:?} was not run: {said}"))?;
             Ok(Ending {
-                status: status.trim().parse()?,
-                printed: String::from_utf8_lossy(&fs::read(path)?).into_owned(),
+                status: status.map_or(Ok(KILLED), |status| status.trim().parse())?,
+                printed: String::from_utf8_lossy(&printed).into_owned(),
             })
         });
         endings.collect()
     }
 
-    /// What runs its arguments on node 1, in a directory.
-    fn command(&self, here: &Path) -> Result<Process> {
+    /// What runs its arguments on node 1, in a directory, for so many seconds at most.
+    fn command(&self, here: &Path, seconds: u32) -> Result<Process> {
         let lab = self.cluster.lab();
         let (node, other) = (lab.node(1), lab.node(2));
         let programs = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/control_plane/documented");
         let plugin = docs::root().join("deploy/kubectl");
         let path = env::var("PATH")?;
         let path = format!("{}/bin:{}:{path}", programs.display(), plugin.display());
-        let mut command = node.command("unshare")?;
+        let mut command = node.command("timeout")?;
         command
-            .args(["--mount", "--uts"])
+            .arg(format!("--kill-after={GRACE}"))
+            .arg(seconds.to_string())
+            .args(["unshare", "--mount", "--uts"])
             .arg(programs.join("enter"));
         command
             .current_dir(here)
