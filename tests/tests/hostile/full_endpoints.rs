@@ -162,6 +162,39 @@ fn a_flood_leaves_endpoints_to_those_who_complete_their_handshakes() -> Result<(
     Ok(())
 }
 
+/// Each endpoint answers spoofed SYNs and has their handshakes open. So all remain equals, whichever answers soonest.
+#[test]
+fn a_flood_leaves_least_latency_all_endpoints() -> Result<()> {
+    allow_many_files()?;
+    let ground = Ground::with(FIVE_PODS, &[])?;
+    let least = [("node-lb.io/algorithm", "least-latency")];
+    service(&ground, 3, &least)?;
+    let mut findings = Findings::default();
+    for family in Family::BOTH {
+        let target = ground.outside(family, SERVICE);
+        let flood = Flood::new(FloodKind::Syn, [target]).rate(FLOOD);
+        let flood = flood.start(&ground.attacker)?;
+        let load = Load::new(Request::tcp(target).deadline(Duration::from_secs(1)));
+        let load = load.start(ground.client())?;
+        let (mut held, _) = ground.open(target, 90);
+        let found = servers(&mut held);
+        thread::sleep(attack_time(Duration::from_secs(3)));
+        let (load, flood) = (load.stop()?, flood.stop()?);
+        // Some ports of source NAT towards the flooded endpoints are in use when a client needs them.
+        let few = (load.ok / 100) as usize;
+        findings.note(
+            load.failed == 0 && load.ok > 100 && load.repeated_syns.len() <= few,
+            format!("{flood}: {load}"),
+        );
+        findings.note(
+            found.len() == 3 && found.values().all(|number| *number >= 10),
+            format!("{family:?}: {found:?}"),
+        );
+    }
+    findings.assert_good();
+    Ok(())
+}
+
 /// New endpoints get the next connections, and one that is slow to end its own gets few.
 #[test]
 fn with_least_connections_endpoints_have_as_many_as_others() -> Result<()> {
