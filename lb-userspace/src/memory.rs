@@ -9,7 +9,11 @@ use std::{
 
 use ipnet::IpNet;
 use lb_admission::{classify::Identities, configuration::InForce};
-use lb_common::abi::{self, Config, config_flag};
+use lb_common::{
+    abi::{self, Config, config_flag},
+    addr::Address,
+    parse::{self, Tuple},
+};
 use lb_datapath::memory::MemoryTables;
 use lb_objects::{Algorithm, Protocol};
 
@@ -28,6 +32,25 @@ pub struct ProgrammedTables {
     /// By service id.
     services: BTreeMap<u32, Service>,
     detector: LocalDetector,
+}
+
+// The pipeline knows protocols by the same numbers.
+const _: () = assert!(
+    Protocol::Tcp.number() == parse::TCP
+        && Protocol::Udp.number() == parse::UDP
+        && Protocol::Sctp.number() == parse::SCTP
+);
+
+/// The addresses, ports and protocol of a packet, as the pipeline has them.
+pub fn tuple<A: Address>(from: SocketAddr, to: SocketAddr, protocol: Protocol) -> Tuple<A> {
+    Tuple {
+        source: A::from_mapped(from.ip().into()),
+        destination: A::from_mapped(to.ip().into()),
+        source_port: from.port(),
+        destination_port: to.port(),
+        protocol: protocol.number(),
+        pad: [0; 3],
+    }
 }
 
 /// What the maps do not contain about a service port of one family.

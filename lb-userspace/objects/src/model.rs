@@ -58,6 +58,28 @@ pub enum Protocol {
     Sctp,
 }
 
+impl Protocol {
+    pub const ALL: [Self; 3] = [Self::Tcp, Self::Udp, Self::Sctp];
+
+    /// As the API writes it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Tcp => "TCP",
+            Self::Udp => "UDP",
+            Self::Sctp => "SCTP",
+        }
+    }
+
+    /// Its number in IP headers (IANA's protocol numbers).
+    pub const fn number(self) -> u8 {
+        match self {
+            Self::Tcp => 6,
+            Self::Udp => 17,
+            Self::Sctp => 132,
+        }
+    }
+}
+
 /// `spec.type` of a Service. ExternalName Services never reach the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ServiceType {
@@ -71,6 +93,18 @@ pub enum ServiceType {
 pub enum TrafficPolicy {
     Cluster,
     Local,
+}
+
+impl TrafficPolicy {
+    pub const ALL: [Self; 2] = [Self::Cluster, Self::Local];
+
+    /// As the API writes it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Cluster => "Cluster",
+            Self::Local => "Local",
+        }
+    }
 }
 
 /// How an endpoint is chosen for a new connection.
@@ -87,6 +121,24 @@ pub enum Algorithm {
 }
 
 impl Algorithm {
+    /// All of them, the default first.
+    pub const ALL: [Self; 4] = [
+        Self::Random,
+        Self::Maglev,
+        Self::LeastConnections,
+        Self::LeastLatency,
+    ];
+
+    /// As the Service's annotation has it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Random => "random",
+            Self::Maglev => "maglev",
+            Self::LeastConnections => "least-connections",
+            Self::LeastLatency => "least-latency",
+        }
+    }
+
     /// Whether the connections that endpoints have open take part in the choice.
     pub fn goes_by_load(self) -> bool {
         matches!(self, Self::LeastConnections | Self::LeastLatency)
@@ -255,20 +307,13 @@ impl Protocol {
 
 impl fmt::Display for Protocol {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Tcp => "TCP",
-            Self::Udp => "UDP",
-            Self::Sctp => "SCTP",
-        })
+        f.pad(self.name())
     }
 }
 
 impl fmt::Display for TrafficPolicy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Cluster => "Cluster",
-            Self::Local => "Local",
-        })
+        f.pad(self.name())
     }
 }
 

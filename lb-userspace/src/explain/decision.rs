@@ -5,12 +5,12 @@ use std::net::{IpAddr, SocketAddr};
 use ipnet::IpNet;
 use lb_common::{
     abi::{self, FrontendKind, RejectAnswer, config_flag, plan_flag},
-    addr::{Address, Ip4, Ip6},
+    addr::{Ip4, Ip6},
     flow::{
         party::PartyRule,
         seats::{Full, Start},
     },
-    parse::{self, Tuple, tcp_flag},
+    parse::{Tuple, tcp_flag},
     pipeline,
     select::{Policy, Range},
     service::{self, Origin},
@@ -22,7 +22,11 @@ use lb_objects::{Algorithm, Protocol};
 use serde::{Deserialize, Serialize};
 
 use super::limits::{InUse, Limit};
-use crate::{map_writer::NumberedSchema, memory::ProgrammedTables, plan::ServicePortName};
+use crate::{
+    map_writer::NumberedSchema,
+    memory::{ProgrammedTables, tuple},
+    plan::ServicePortName,
+};
 
 /// The first packet of a connection.
 #[derive(Clone, Copy, Debug)]
@@ -117,7 +121,9 @@ impl<'a> Decision<'a> {
         in_use: &InUse,
     ) -> Self {
         let hook = tables.tc();
-        let tuple = tuple::<A>(&packet);
+        // Any port will do: it decides which endpoint of the set is chosen, not which set.
+        let source = SocketAddr::new(packet.source, 0);
+        let tuple = tuple::<A>(source, packet.destination, packet.protocol);
         let origin = service::origin(&hook, &tuple, packet.ifindex);
         // What else is asked for there never becomes a packet on a device.
         let is_socket = packet.destination.ip().is_loopback() && origin == Origin::Node;
@@ -259,22 +265,6 @@ impl Frontend<'_> {
     /// Whether topology hints have narrowed these down.
     pub fn hinted(&self) -> bool {
         self.policy == Policy::Cluster && self.plan.has(plan_flag::HINTED) && !self.terminating()
-    }
-}
-
-fn tuple<A: Address>(packet: &FirstPacket) -> Tuple<A> {
-    Tuple {
-        source: A::from_mapped(packet.source.into()),
-        destination: A::from_mapped(packet.destination.ip().into()),
-        // Any port will do: it decides which endpoint of the set is chosen, not which set.
-        source_port: 0,
-        destination_port: packet.destination.port(),
-        protocol: match packet.protocol {
-            Protocol::Tcp => parse::TCP,
-            Protocol::Udp => parse::UDP,
-            Protocol::Sctp => parse::SCTP,
-        },
-        pad: [0; 3],
     }
 }
 

@@ -91,43 +91,26 @@ impl Named for FrontendKind {
 }
 
 impl Named for Protocol {
-    const ALL: &'static [Self] = &[Self::Tcp, Self::Udp, Self::Sctp];
+    const ALL: &'static [Self] = &Self::ALL;
 
     fn name(self) -> &'static str {
-        match self {
-            Self::Tcp => "TCP",
-            Self::Udp => "UDP",
-            Self::Sctp => "SCTP",
-        }
+        self.name()
     }
 }
 
 impl Named for TrafficPolicy {
-    const ALL: &'static [Self] = &[Self::Cluster, Self::Local];
+    const ALL: &'static [Self] = &Self::ALL;
 
     fn name(self) -> &'static str {
-        match self {
-            Self::Cluster => "Cluster",
-            Self::Local => "Local",
-        }
+        self.name()
     }
 }
 
 impl Named for Algorithm {
-    const ALL: &'static [Self] = &[
-        Self::Random,
-        Self::Maglev,
-        Self::LeastConnections,
-        Self::LeastLatency,
-    ];
+    const ALL: &'static [Self] = &Self::ALL;
 
     fn name(self) -> &'static str {
-        match self {
-            Self::Random => "random",
-            Self::Maglev => "maglev",
-            Self::LeastConnections => "least-connections",
-            Self::LeastLatency => "least-latency",
-        }
+        self.name()
     }
 }
 

@@ -2,7 +2,6 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use lb_common::parse;
 use lb_objects::Protocol;
 
 /// Of an Ethernet header.
@@ -16,10 +15,11 @@ const NUMBER: u32 = 0x6e6f_6465;
 /// The first packet of a connection, in a frame to this link-layer address: a SYN, an INIT, or a datagram
 /// without content. Both addresses are of one family.
 pub fn first(to_link: [u8; 6], source: SocketAddr, to: SocketAddr, protocol: Protocol) -> Vec<u8> {
-    let (number, mut transport) = match protocol {
-        Protocol::Tcp => (parse::TCP, syn()),
-        Protocol::Udp => (parse::UDP, datagram()),
-        Protocol::Sctp => (parse::SCTP, init()),
+    let number = protocol.number();
+    let mut transport = match protocol {
+        Protocol::Tcp => syn(),
+        Protocol::Udp => datagram(),
+        Protocol::Sctp => init(),
     };
     transport[..2].copy_from_slice(&source.port().to_be_bytes());
     transport[2..4].copy_from_slice(&to.port().to_be_bytes());

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use lb_common::{
     abi::config_flag,
     addr::{Ip4, Ip6},
-    parse::{self, Tuple, tcp_flag},
+    parse::tcp_flag,
     pipeline,
     select::Range,
     service::{self, Decision},
@@ -14,7 +14,7 @@ use lb_common::{
 use lb_datapath::memory::Family;
 use lb_objects::Protocol;
 
-use crate::memory::ProgrammedTables;
+use crate::memory::{ProgrammedTables, tuple};
 
 /// What is to become of the first packet of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,14 +69,7 @@ fn in_family<A: Family>(
     protocol: Protocol,
 ) -> Option<Wanted> {
     let hook = tables.tc();
-    let tuple = Tuple {
-        source: A::from_mapped(source.ip().into()),
-        destination: A::from_mapped(to.ip().into()),
-        source_port: source.port(),
-        destination_port: to.port(),
-        protocol: number(protocol),
-        pad: [0; 3],
-    };
+    let tuple = tuple::<A>(source, to, protocol);
     let flags = tables.config.flags;
     let decision = service::decide(&hook, &tuple, ifindex)?;
     let is_left = service::is_left_to_another(&hook, &tuple, tcp_flag::SYN)
@@ -106,12 +99,4 @@ fn in_family<A: Family>(
             }
         }
     })
-}
-
-fn number(protocol: Protocol) -> u8 {
-    match protocol {
-        Protocol::Tcp => parse::TCP,
-        Protocol::Udp => parse::UDP,
-        Protocol::Sctp => parse::SCTP,
-    }
 }

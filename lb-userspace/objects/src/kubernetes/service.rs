@@ -293,12 +293,7 @@ fn session_affinity(
 }
 
 fn algorithm(metadata: &ObjectMeta, findings: &mut Findings) -> Algorithm {
-    let values = [
-        ("random", Algorithm::Random),
-        ("maglev", Algorithm::Maglev),
-        ("least-connections", Algorithm::LeastConnections),
-        ("least-latency", Algorithm::LeastLatency),
-    ];
+    let values = Algorithm::ALL.map(|algorithm| (algorithm.name(), algorithm));
     annotation(metadata, ALGORITHM_ANNOTATION, values, findings)
 }
 

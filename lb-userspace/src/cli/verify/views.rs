@@ -7,11 +7,9 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
-use lb_common::{
-    abi::{self, CLASSES, MAGLEV_ROWS, cluster_ip_flag, plan_flag, service_range_flag},
-    parse,
-};
+use lb_common::abi::{self, CLASSES, MAGLEV_ROWS, cluster_ip_flag, plan_flag, service_range_flag};
 use lb_datapath::maps::{Maps, WriteError};
+use lb_objects::Protocol;
 
 use super::Difference;
 use crate::plan::{FrontendKind, Plan, ServicePlan};
@@ -127,11 +125,10 @@ fn subjects(plan: &Plan) -> impl Iterator<Item = String> {
 
 fn subject(ip: IpAddr, port: u16, protocol: u8) -> String {
     let address = SocketAddr::new(ip, port);
-    match protocol {
-        parse::TCP => format!("{address} TCP"),
-        parse::UDP => format!("{address} UDP"),
-        parse::SCTP => format!("{address} SCTP"),
-        other => format!("{address} protocol {other}"),
+    let mut known = Protocol::ALL.into_iter();
+    match known.find(|known| known.number() == protocol) {
+        Some(known) => format!("{address} {known}"),
+        None => format!("{address} protocol {protocol}"),
     }
 }
 

@@ -13,7 +13,7 @@ use lb_common::{
     parse,
 };
 use lb_datapath::maps::{Entries, Incomplete, Maps, WriteError};
-use lb_objects::{IpFamily, Protocol};
+use lb_objects::IpFamily;
 
 pub use self::reserved::{Purpose, Reserved};
 use self::{
@@ -52,11 +52,7 @@ pub fn claims<'a>(
     key: &Key,
     frontends: impl IntoIterator<Item = &'a Frontend>,
 ) -> impl Iterator<Item = Claim> {
-    let protocol = match key.name.protocol {
-        Protocol::Tcp => parse::TCP,
-        Protocol::Udp => parse::UDP,
-        Protocol::Sctp => parse::SCTP,
-    };
+    let protocol = key.name.protocol.number();
     frontends.into_iter().map(move |frontend| Claim {
         address: (frontend.address, protocol),
         kind: frontend.kind,
