@@ -36,7 +36,7 @@ use lb_datapath::{
 
 use super::{
     resize::Programs,
-    sizes::{SERVICE_MAPS, ServiceSizes, Sizes},
+    sizes::{SERVICE_MAPS, ServiceSizes, Sizes, is_by_endpoint},
 };
 
 /// Entries that are read and written at a time.
@@ -427,9 +427,7 @@ impl InUse {
         match map {
             "PLANS" => self.plans,
             "ENDPOINTS" => self.endpoints,
-            "ENDPOINT_STATES" | "ENDPOINT_MEMORY" | "ENDPOINT_LOADS" | "ENDPOINT_LATENCIES" => {
-                self.endpoint_ids
-            }
+            _ if is_by_endpoint(map) => self.endpoint_ids,
             "MAGLEV" => self.maglev,
             "FRONTENDS4" => self.frontends4,
             "FRONTENDS6" => self.frontends6,

@@ -35,13 +35,21 @@ pub(super) const SERVICE_MAPS: [&str; 16] = [
     "SOURCE_RANGES",
 ];
 
+/// Whether the elements of one of these maps are those of endpoints, by their ids.
+pub(super) fn is_by_endpoint(map: &str) -> bool {
+    matches!(
+        map,
+        "ENDPOINT_STATES" | "ENDPOINT_MEMORY" | "ENDPOINT_LOADS" | "ENDPOINT_LATENCIES"
+    )
+}
+
 /// The setting that decides how many entries a map has, if one does.
 pub(super) fn setting(map: &str) -> Option<&'static str> {
     Some(match map {
         LOCAL_ADDRESSES => "--local-address-table-size",
         "FRONTENDS4" | "FRONTENDS6" => "--address-table-size",
-        "ENDPOINTS" | "ENDPOINT_STATES" | "ENDPOINT_MEMORY" | "ENDPOINT_LOADS"
-        | "ENDPOINT_LATENCIES" => "--endpoint-table-size",
+        "ENDPOINTS" => "--endpoint-table-size",
+        _ if is_by_endpoint(map) => "--endpoint-table-size",
         "MAGLEV" => "--maglev-tables",
         "SOURCE_RANGES" => "--source-range-table-size",
         _ if SERVICE_MAPS.contains(&map) => "--service-port-table-size",
@@ -68,9 +76,7 @@ impl Sizes {
         let elements = config.maglev_table_size.div_ceil(abi::MAGLEV_ROWS);
         let size = |map| match map {
             "FRONTENDS4" | "FRONTENDS6" => sizes.addresses,
-            "ENDPOINT_STATES" | "ENDPOINT_MEMORY" | "ENDPOINT_LOADS" | "ENDPOINT_LATENCIES" => {
-                sizes.endpoints
-            }
+            _ if is_by_endpoint(map) => sizes.endpoints,
             "MAGLEV" => match sizes.maglev_tables {
                 Some(tables) => tables.saturating_mul(elements),
                 None => entries::MAGLEV as u32,
