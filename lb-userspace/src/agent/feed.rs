@@ -16,7 +16,7 @@ use crate::{
     metrics::Metrics,
     source::{
         Batch, Event, Source,
-        api::{ApiServers, ApiSource, PodWatch},
+        api::{ApiServers, ApiSource, Optional, PodWatch},
         dir::DirSource,
         health::SourceHealth,
     },
@@ -86,15 +86,7 @@ impl Feed {
             }
             SourceSpec::Dir(_) => ApiServers::default(),
         });
-        let admission = config
-            .follows_admission()
-            .then(|| Arc::new(SourceHealth::new(Kind::ADMISSION.map(Kind::resource))));
-        let namespaces = config
-            .follows_admission()
-            .then(|| Arc::new(SourceHealth::new([Kind::Namespace.resource()])));
-        let service_cidrs = config
-            .follows_service_cidrs()
-            .then(|| Arc::new(SourceHealth::new([Kind::ServiceCidr.resource()])));
+        let optional = Optional::of(config);
         let pods = config.may_ask_for_pods().then(|| Pods {
             health: Arc::new(SourceHealth::new([Kind::Pod.resource()])),
             wanted: watch::Sender::new(false),
@@ -107,14 +99,13 @@ impl Feed {
                 let source = ApiSource::open_with(access, servers, node, metrics).await?;
                 let source = source
                     .reporting_to(health.clone())
-                    .following_admission(admission.clone())
-                    .following_namespaces(namespaces.clone())
-                    .following_service_cidrs(service_cidrs.clone())
+                    .following(&optional)
                     .following_pods(pods.as_ref().map(|pods| PodWatch {
                         health: pods.health.clone(),
                         wanted: pods.wanted.subscribe(),
                     }));
-                statuses = admission
+                let of_admission = &optional.admission;
+                statuses = of_admission
                     .is_some()
                     .then(|| Statuses::start(source.writer()));
                 let recorder = Recorder::start(source.writer(), &config.node_name, events);
@@ -126,6 +117,11 @@ impl Feed {
             }
         };
         let (sender, batches) = mpsc::channel(QUEUE);
+        let Optional {
+            admission,
+            namespaces,
+            service_cidrs,
+        } = optional;
         Ok(Self {
             health,
             admission,

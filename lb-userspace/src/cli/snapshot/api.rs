@@ -6,7 +6,7 @@ use anyhow::{anyhow, bail};
 use k8s_openapi::api::core::v1 as core;
 use kube::{Api, Client, api::ListParams};
 use lb_objects::{
-    Kind, Node, Object, ObjectName, Pod,
+    Node, Object, ObjectName, Pod,
     kubernetes::{Outcome, translate},
 };
 use tokio::{
@@ -20,7 +20,7 @@ use crate::{
     metrics::Metrics,
     source::{
         Batch, Event, Source as _,
-        api::{ApiSource, Connection, within},
+        api::{ApiSource, Connection, Optional, within},
         health::SourceHealth,
     },
 };
@@ -37,20 +37,14 @@ const FAILURE_DEADLINE: Duration = Duration::from_secs(5);
 /// Everything the API server has.
 pub async fn listed(config: &Config) -> anyhow::Result<Vec<Event>> {
     let metrics = Metrics::new().api;
-    let admission = config
-        .follows_admission()
-        .then(|| Arc::new(SourceHealth::new(Kind::ADMISSION.map(Kind::resource))));
+    let optional = Optional::of(config);
     let source = ApiSource::open(config.api_access.clone(), &config.node_name, metrics).await?;
-    let namespaces = config
-        .follows_admission()
-        .then(|| Arc::new(SourceHealth::new([Kind::Namespace.resource()])));
-    let service_cidrs = config
-        .follows_service_cidrs()
-        .then(|| Arc::new(SourceHealth::new([Kind::ServiceCidr.resource()])));
-    let source = source
-        .following_admission(admission.clone())
-        .following_namespaces(namespaces.clone())
-        .following_service_cidrs(service_cidrs.clone());
+    let source = source.following(&optional);
+    let Optional {
+        admission,
+        namespaces,
+        service_cidrs,
+    } = optional;
     // What a cluster need not have, what says that it has all come, and what it is called.
     let admission = admission.map(|health| {
         let kinds = "PriorityLevels and FlowSchemas";

@@ -49,7 +49,10 @@ use tokio::{
 use lb_objects::Kind;
 
 use super::{Batch, Event, Source, SourceFuture, health::SourceHealth};
-use crate::{config::ApiAccess, metrics::ApiMetrics};
+use crate::{
+    config::{ApiAccess, Config},
+    metrics::ApiMetrics,
+};
 pub(crate) use backoff::{Backoff, up_to};
 use client::ApiClient;
 pub use connection::Connection;
@@ -74,6 +77,34 @@ pub struct ApiSource {
     service_cidrs: Option<Arc<SourceHealth>>,
     pods: Option<PodWatch>,
     metrics: ApiMetrics,
+}
+
+/// The states of the resources that a cluster need not have, of each that the settings ask for.
+#[derive(Clone, Debug, Default)]
+pub struct Optional {
+    /// Has the resources of [`Kind::ADMISSION`].
+    pub admission: Option<Arc<SourceHealth>>,
+    /// Has the resource of [`Kind::Namespace`].
+    pub namespaces: Option<Arc<SourceHealth>>,
+    /// Has the resource of [`Kind::ServiceCidr`].
+    pub service_cidrs: Option<Arc<SourceHealth>>,
+}
+
+impl Optional {
+    /// Of a source with these settings.
+    pub fn of(config: &Config) -> Self {
+        let health = |kinds: &[Kind]| {
+            let names = kinds.iter().map(|kind| kind.resource());
+            Arc::new(SourceHealth::new(names))
+        };
+        let admission = config.follows_admission();
+        let service_cidrs = config.follows_service_cidrs();
+        Self {
+            admission: admission.then(|| health(&Kind::ADMISSION)),
+            namespaces: admission.then(|| health(&[Kind::Namespace])),
+            service_cidrs: service_cidrs.then(|| health(&[Kind::ServiceCidr])),
+        }
+    }
 }
 
 /// How this node's pods are followed: not before somebody wants them.
@@ -161,6 +192,14 @@ impl ApiSource {
             service_cidrs: health,
             ..self
         }
+    }
+
+    /// Also follows these.
+    #[must_use]
+    pub fn following(self, optional: &Optional) -> Self {
+        self.following_admission(optional.admission.clone())
+            .following_namespaces(optional.namespaces.clone())
+            .following_service_cidrs(optional.service_cidrs.clone())
     }
 
     /// Also follows this node's pods, once they are wanted.
