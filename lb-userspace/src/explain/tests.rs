@@ -3,6 +3,7 @@
 use std::{collections::BTreeSet, fs, net::SocketAddr, sync::Arc};
 
 use clap::Parser as _;
+use lb_objects::Object;
 use serde_json::Value;
 
 use super::{InUse, Question, Report, Situation, Target, matters};
@@ -167,19 +168,34 @@ fn questions(to: SocketAddr) -> Vec<Question> {
     questions
 }
 
-/// The plans in the order of names, and the healthCheckNodePorts.
-fn cluster(settings: &[&str]) -> (Config, Situation, Vec<Plan>, Vec<u16>) {
+/// Settings of node-1.
+pub fn config(settings: &[&str]) -> Config {
     let arguments = ["node-lb", "--source=dir:/", "--node=node-1"];
     let settings = Settings::parse_from(arguments.iter().chain(settings));
-    let config = Config::try_from(settings.flags).unwrap();
+    Config::try_from(settings.flags).unwrap()
+}
+
+/// The objects of a manifest.
+pub fn objects(manifest: &str) -> Vec<Object> {
     let directory = tempfile::tempdir().unwrap();
-    fs::write(directory.path().join("all.yaml"), SERVICES).unwrap();
+    fs::write(directory.path().join("all.yaml"), manifest).unwrap();
     let (objects, problems) = dir::load(directory.path()).unwrap();
-    assert!(problems.is_empty());
+    assert!(problems.is_empty(), "{problems:?}");
+    objects
+}
+
+/// What node-1 knows of a cluster with these objects, and of nothing else.
+pub fn store(objects: Vec<Object>) -> Store {
     let mut store = Store::new("node-1");
     store.apply(objects.into_iter().map(Event::Apply));
     store.apply([Event::Synced]);
+    store
+}
 
+/// The plans in the order of names, and the healthCheckNodePorts.
+fn cluster(settings: &[&str]) -> (Config, Situation, Vec<Plan>, Vec<u16>) {
+    let config = config(settings);
+    let mut store = store(objects(SERVICES));
     let own: Vec<_> = OWN.iter().map(|ip| ip.parse().unwrap()).collect();
     let node = config.this_node(store.node().map(AsRef::as_ref));
     let local_node = LocalNode::new(&node, &own, &config.plan);

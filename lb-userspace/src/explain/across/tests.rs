@@ -1,24 +1,15 @@
 //! Ways through a cluster of three nodes.
 
-use std::{fs, sync::Arc};
+use std::sync::Arc;
 
-use clap::Parser as _;
 use lb_common::verdict::Reason;
 use lb_objects::Object;
 
 use super::{Asked, Assumption, Cluster, Journey, Leg, PlaceKind, Problem, Step, Translator, walk};
-use crate::{
-    config::{Config, Flags},
-    explain::{Question, Report, Verdict},
-    source::{Event, dir},
-    store::Store,
+use crate::explain::{
+    Question, Report, Verdict,
+    tests::{config, objects, store},
 };
-
-#[derive(clap::Parser)]
-struct Settings {
-    #[command(flatten)]
-    flags: Flags,
-}
 
 /// Three nodes. `far` has only endpoints on node-2, `mine` only one, on node-1, and `host` the node
 /// node-3 itself. `lost` has some on a node that is none, and outside.
@@ -149,22 +140,13 @@ endpoints: [{addresses: [192.0.2.2], nodeName: node-2}, {addresses: [192.0.2.3],
 const CLUSTER_CIDR: &str = "--cluster-cidr=10.0.0.0/16,fd00::/16";
 
 fn cluster(settings: &[&str]) -> Cluster {
-    let arguments = ["node-lb", "--source=dir:/", "--node=node-1"];
-    let settings = Settings::parse_from(arguments.iter().chain(settings));
-    let config = Config::try_from(settings.flags).unwrap();
-    let directory = tempfile::tempdir().unwrap();
-    fs::write(directory.path().join("all.yaml"), OBJECTS).unwrap();
-    let (objects, problems) = dir::load(directory.path()).unwrap();
-    assert!(problems.is_empty(), "{problems:?}");
+    let objects = objects(OBJECTS);
     let nodes = objects.iter().filter_map(|object| match object {
         Object::Node(node) => Some(node.clone()),
         _ => None,
     });
     let nodes: Vec<_> = nodes.collect();
-    let mut store = Store::new("node-1");
-    store.apply(objects.into_iter().map(Event::Apply));
-    store.apply([Event::Synced]);
-    Cluster::new(config, store, nodes, Vec::new())
+    Cluster::new(config(settings), store(objects), nodes, Vec::new())
 }
 
 fn question(from: &str, to: &str) -> Question {
