@@ -16,6 +16,7 @@ use thiserror::Error;
 
 use super::{
     bpf::bytes_of,
+    heap,
     pins::{MapPins, PinError, Pins},
     socket_seats,
 };
@@ -216,6 +217,8 @@ fn load_around(
     for name in programs {
         load_program(&mut ebpf, name)?;
     }
+    // To parse the object took far more than what is kept of it.
+    heap::give_back();
     Ok(Loaded { ebpf, maps })
 }
 
@@ -336,7 +339,7 @@ impl Loaded {
 /// The shapes of the object's maps that are pinned, as they will be created: all maps without
 /// sections of global data and those of [`SCRATCH`] that the settings do not name.
 fn shapes(object: &[u8], settings: &Settings<'_>) -> Result<BTreeMap<String, MapShape>, LoadError> {
-    let object = aya_obj::Object::parse(object).map_err(EbpfError::from)?;
+    let object = aya_obj::Object::parse(&without_lines(object)).map_err(EbpfError::from)?;
     if let Some(name) = settings
         .max_entries
         .keys()
@@ -357,6 +360,20 @@ fn shapes(object: &[u8], settings: &Settings<'_>) -> Result<BTreeMap<String, Map
             (name.clone(), MapShape::of(map, max_entries))
         })
         .collect())
+}
+
+/// A copy of an object that does not say which lines of source its instructions are from. To parse these takes most of the
+/// time and hundreds of megabytes, because each function gets room for those of all others.
+fn without_lines(object: &[u8]) -> Vec<u8> {
+    const SECTION: &[u8] = b".BTF.ext\0";
+    const IGNORED: &[u8] = b".BTF.not\0";
+    // The allocator aligns it as an object has to be.
+    let mut copy = object.to_vec();
+    let names = object.windows(SECTION.len()).enumerate();
+    for (at, _) in names.filter(|(_, name)| *name == SECTION) {
+        copy[at..at + IGNORED.len()].copy_from_slice(IGNORED);
+    }
+    copy
 }
 
 /// Number of entries of a pinned map; `None` if it is not pinned.
@@ -463,6 +480,24 @@ fn log_end(log: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_object_without_lines_has_the_same_maps() {
+        let without = without_lines(OBJECT);
+        let [with, without] = [OBJECT, &without].map(|object| {
+            let object = aya_obj::Object::parse(object).unwrap();
+            let functions = object.functions.values();
+            let lines: usize = functions
+                .map(|function| function.line_info.line_info.len())
+                .sum();
+            let maps = object.maps.iter();
+            let shapes =
+                maps.map(|(name, map)| (name.clone(), MapShape::of(map, map.max_entries())));
+            (lines, shapes.collect::<BTreeMap<_, _>>())
+        });
+        assert!(with.0 > 0 && without.0 == 0);
+        assert_eq!(with.1, without.1);
+    }
 
     #[test]
     fn a_long_log_is_cut_to_its_end() {
