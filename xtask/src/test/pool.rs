@@ -28,7 +28,7 @@ use crate::privilege::Privilege;
 const LONG: Duration = Duration::from_secs(60);
 
 /// A test that takes longer than this is stopped, because it will never end.
-const ENDLESS: Duration = Duration::from_secs(20 * 60);
+const ENDLESS: Duration = Duration::from_secs(8 * 60);
 /// The exit code of `timeout` when it has stopped something.
 const STOPPED: i32 = 124;
 
@@ -73,9 +73,10 @@ impl Pool {
         Ok(outcomes)
     }
 
-    /// Gives failed tests their second try.
+    /// Gives failed tests their second try. One that did not end would not end again.
     fn repeat_failed(&self, tests: &[Test], outcomes: &mut Vec<Outcome>) -> Result<()> {
-        let is_failed = |outcome: &Outcome| outcome.verdict == Verdict::Failed;
+        let is_failed =
+            |outcome: &Outcome| outcome.verdict == Verdict::Failed && outcome.took < ENDLESS;
         let failed = outcomes.iter().filter(|outcome| is_failed(outcome)).count();
         if failed > self.second_tries {
             return Ok(());
