@@ -85,7 +85,8 @@ pub fn install(name: &str, version: &str, root: &Path) -> Command {
 }
 
 /// A published program of that version. If it is not in the cache directory, it is built there
-/// first, with these `options` of cargo; `purpose` says why it is wanted.
+/// first, with these `options` of cargo; `purpose` says why it is wanted. It is not optimized: it runs for seconds, and
+/// would be for minutes.
 ///
 /// # Errors
 /// If it does not build.
@@ -96,7 +97,9 @@ pub fn provide(name: &str, version: &str, options: &[&str], purpose: &str) -> Re
     let program = root.join("bin").join(name);
     if !program.is_file() {
         println!("{name} {version}: {purpose}");
-        run(install(name, version, &root).args(options))?;
+        let mut install = install(name, version, &root);
+        install.arg("--debug").args(options);
+        run(install.env("CARGO_PROFILE_DEV_DEBUG", "0"))?;
         ensure!(program.is_file(), "{} is not there", program.display());
     }
     Ok(program)

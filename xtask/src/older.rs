@@ -16,6 +16,9 @@ use crate::cargo::{Workspace, run};
 /// The last commit in which flow records have no sequence numbers.
 const COMMIT: &str = "64abd3164678e5d3da226688f9538121a8d71cf7";
 
+/// As this version is built for tests: that version optimizes its agent for them, which takes minutes.
+const UNOPTIMIZED: &str = "profile.dev.package.node-lb.opt-level=0";
+
 /// Builds that version's agent for tests, unless this machine has it: `older/node-lb` in the build
 /// directory.
 ///
@@ -50,6 +53,7 @@ fn build(workspace: &Workspace, directory: &Path, agent: &Path) -> Result<()> {
     let object = ebpf::build_object(&older.root, &older.target, ebpf::PROGRAMS)?;
     let mut build = older.cargo(["build", "--package", "node-lb", "--bin", "node-lb"]);
     build
+        .args(["--config", UNOPTIMIZED])
         .env("CARGO_TARGET_DIR", &older.target)
         .env(ebpf::OBJECT_VARIABLE, object);
     run(&mut build).context("the older version does not build")?;

@@ -19,8 +19,8 @@ use crate::cargo::{self, Workspace};
 
 /// The version of mdBook that is known to work.
 const VERSION: &str = "0.5.4";
-/// Without its server and its watcher, which are most of the code, and not optimized: that takes longer than it saves.
-const OPTIONS: [&str; 4] = ["--debug", "--no-default-features", "--features", "search"];
+/// Without its server and its watcher, which are most of the code.
+const OPTIONS: [&str; 3] = ["--no-default-features", "--features", "search"];
 /// What mdBook is to make of the pages.
 const SETTINGS: &str = "docs/book.toml";
 
