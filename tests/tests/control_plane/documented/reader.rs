@@ -45,8 +45,9 @@ const VALUES: [(&str, &str); 8] = [
 /// How long a command runs that goes on by itself, and how long another one may take, in seconds.
 const WHILE: u32 = 3;
 const AT_MOST: u32 = 120;
-/// How much longer, in seconds, until one that does not end when it is told to is killed, and then its block.
-const GRACE: u32 = 10;
+/// How much longer, in seconds, until one that does not end when it is told to is killed, and then its block. An agent
+/// that is starting first has its programs loaded.
+const GRACE: u32 = 60;
 /// What `timeout` ends with if what it ran had to be killed.
 const KILLED: i32 = 137;
 /// Objects with the errors that the page about them shows.
