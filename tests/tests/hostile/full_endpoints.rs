@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, net::SocketAddr, thread, time::Duration};
 use anyhow::Result;
 use lb_tests::{
     Family, Held, Load, Request, Topology,
-    attack::{Flood, FloodKind},
+    attack::{Flood, FloodKind, RunningFlood},
     traffic::allow_many_files,
 };
 
@@ -132,6 +132,34 @@ fn an_endpoint_has_no_more_than_it_may_by_tc() -> Result<()> {
     an_endpoint_has_no_more_than_it_may("--xdp-mode=off")
 }
 
+/// Spoofed SYNs to a Service, from now on.
+fn flood(ground: &Ground, target: SocketAddr) -> Result<RunningFlood> {
+    let flood = Flood::new(FloodKind::Syn, [target]).rate(FLOOD);
+    flood.start(&ground.attacker)
+}
+
+/// Has a good client work beside a flood, and does something `meanwhile`. Notes how the client fared.
+fn good_client_beside<T>(
+    flood: RunningFlood,
+    ground: &Ground,
+    target: SocketAddr,
+    findings: &mut Findings,
+    meanwhile: impl FnOnce() -> T,
+) -> Result<T> {
+    let load = Load::new(Request::tcp(target).deadline(Duration::from_secs(1)));
+    let load = load.start(ground.client())?;
+    let done = meanwhile();
+    thread::sleep(attack_time(Duration::from_secs(3)));
+    let (load, flood) = (load.stop()?, flood.stop()?);
+    // Some ports of source NAT towards the flooded endpoints are in use when a client needs them.
+    let few = (load.ok / 100) as usize;
+    findings.note(
+        load.failed == 0 && load.ok > 100 && load.repeated_syns.len() <= few,
+        format!("{flood}: {load}"),
+    );
+    Ok(done)
+}
+
 /// Spoofed SYNs take all places at the endpoints. Their handshakes stay open, so after a moment
 /// handshakes take none.
 #[test]
@@ -143,20 +171,10 @@ fn a_flood_leaves_endpoints_to_those_who_complete_their_handshakes() -> Result<(
     let mut findings = Findings::default();
     for family in Family::BOTH {
         let target = ground.outside(family, SERVICE);
-        let flood = Flood::new(FloodKind::Syn, [target]).rate(FLOOD);
-        let flood = flood.start(&ground.attacker)?;
+        let flood = flood(&ground, target)?;
         let relieved = ground.relieved();
-        let load = Load::new(Request::tcp(target).deadline(Duration::from_secs(1)));
-        let load = load.start(ground.client())?;
-        thread::sleep(attack_time(Duration::from_secs(3)));
-        let (load, flood) = (load.stop()?, flood.stop()?);
         findings.note(relieved.is_ok(), format!("{family:?}: {relieved:?}"));
-        // Some ports of source NAT towards the flooded endpoints are in use when a client needs them.
-        let few = (load.ok / 100) as usize;
-        findings.note(
-            load.failed == 0 && load.ok > 100 && load.repeated_syns.len() <= few,
-            format!("{flood}: {load}"),
-        );
+        good_client_beside(flood, &ground, target, &mut findings, || ())?;
     }
     findings.assert_good();
     Ok(())
@@ -172,20 +190,12 @@ fn a_flood_leaves_least_latency_all_endpoints() -> Result<()> {
     let mut findings = Findings::default();
     for family in Family::BOTH {
         let target = ground.outside(family, SERVICE);
-        let flood = Flood::new(FloodKind::Syn, [target]).rate(FLOOD);
-        let flood = flood.start(&ground.attacker)?;
-        let load = Load::new(Request::tcp(target).deadline(Duration::from_secs(1)));
-        let load = load.start(ground.client())?;
-        let (mut held, _) = ground.open(target, 90);
-        let found = servers(&mut held);
-        thread::sleep(attack_time(Duration::from_secs(3)));
-        let (load, flood) = (load.stop()?, flood.stop()?);
-        // Some ports of source NAT towards the flooded endpoints are in use when a client needs them.
-        let few = (load.ok / 100) as usize;
-        findings.note(
-            load.failed == 0 && load.ok > 100 && load.repeated_syns.len() <= few,
-            format!("{flood}: {load}"),
-        );
+        let flood = flood(&ground, target)?;
+        let (_held, found) = good_client_beside(flood, &ground, target, &mut findings, || {
+            let (mut held, _) = ground.open(target, 90);
+            let found = servers(&mut held);
+            (held, found)
+        })?;
         findings.note(
             found.len() == 3 && found.values().all(|number| *number >= 10),
             format!("{family:?}: {found:?}"),
