@@ -1,14 +1,14 @@
 //! Services whose endpoints are picked by how soon they answer.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     os::unix::net::UnixStream,
     thread::sleep,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result, ensure};
-use lb_tests::{Endpoint, Family, Request, balanced, traffic::Held};
+use lb_tests::{Endpoint, Family, Request, balanced, patience::try_eventually, traffic::Held};
 use node_lb::{agent::local_api::traffic::ServiceEndpoints, http::get};
 
 use crate::ground::{Frontend, Ground, Vips};
@@ -71,11 +71,17 @@ fn an_endpoint_that_answers_late_gets_few_connections_until_it_answers_soon() ->
 
         lab.pod(SLOW).run(SLOW_LINK)?;
         answered(&ground, request, WARM_UP);
-        let slow = answered(&ground, request, MANY);
-        let of_slow = slow.get(SLOW).copied().unwrap_or(0);
-        // At random it would be a quarter. One is due every five seconds, to see whether it is still slow. Another one
-        // may have had bad luck, too.
-        assert!(of_slow < MANY / 10 && slow.len() > 2, "{slow:?}");
+        // Another one may have had bad luck, too, and is tried after five seconds.
+        let mut others = BTreeSet::new();
+        try_eventually(|| {
+            let mut slow = answered(&ground, request, MANY);
+            let of_slow = slow.remove(SLOW).unwrap_or(0);
+            // At random it would be a quarter. One is due every five seconds, to see whether it is still slow.
+            assert!(of_slow < MANY / 10, "{of_slow} beside {slow:?}");
+            others.extend(slow.into_keys());
+            ensure!(others.len() + 1 == lab.pods().len(), "only {others:?}");
+            Ok(())
+        })?;
         let measured = latencies(&ground, family)?;
         let soonest = measured.values().copied().fold(f64::INFINITY, f64::min);
         let of_slow = *measured.get(SLOW).context("it has answered")?;
@@ -109,15 +115,21 @@ fn connections_that_stay_open_do_not_all_go_to_the_quickest() -> Result<()> {
     )?;
     ground.settle()?;
     let target = VIPS.at(Frontend::LoadBalancerIp, Family::V4, lab.node(1));
-    let mut held = Held::open_all(lab.client(), target, 200);
-    assert_eq!(held.len(), 200);
-    let mut servers = BTreeMap::<_, u32>::new();
-    for connection in &mut held {
-        *servers.entry(connection.ask()?.server).or_default() += 1;
-        assert_eq!(connection.retransmissions()?, 0);
-    }
-    assert_eq!(servers.len(), lab.pods().len(), "{servers:?}");
-    // Those on this node answer sooner than the others, and one may have had bad luck.
-    assert!(servers.values().all(|number| *number < 150), "{servers:?}");
-    Ok(())
+    // One may have bad luck, and get few connections until it is tried again.
+    try_eventually(|| {
+        let mut held = Held::open_all(lab.client(), target, 200);
+        assert_eq!(held.len(), 200);
+        let mut servers = BTreeMap::<_, u32>::new();
+        for connection in &mut held {
+            *servers.entry(connection.ask()?.server).or_default() += 1;
+            assert_eq!(connection.retransmissions()?, 0);
+        }
+        // Those on this node answer sooner than the others, but not ten times.
+        let have_some = servers.values().all(|number| *number >= 5);
+        ensure!(
+            servers.len() == lab.pods().len() && have_some,
+            "{servers:?}"
+        );
+        Ok(())
+    })
 }
