@@ -37,7 +37,7 @@ impl Ahead {
         if !wanted.all(|pin| maps.contains_key(pin)) {
             return Ok(None);
         }
-        let loaded = load_around(object, pins, programs, settings)?;
+        let loaded = load_around(object, pins, programs, settings, &shapes)?;
         let is_same = ids(pins)? == maps;
         Ok(is_same.then_some(Self { loaded, maps }))
     }

@@ -74,6 +74,9 @@ pub struct Loaded {
     maps: BTreeMap<String, PathBuf>,
 }
 
+/// The shapes of maps, by their names.
+type Shapes = BTreeMap<String, MapShape>;
+
 /// Why the object could not be loaded.
 #[derive(Debug, Error)]
 pub enum LoadError {
@@ -170,17 +173,18 @@ pub fn load(
     programs: &[&str],
     settings: &Settings<'_>,
 ) -> Result<Loaded, LoadError> {
-    load_around(object, &pins.of_maps(), programs, settings)
+    let shapes = shapes(object, settings)?;
+    load_around(object, &pins.of_maps(), programs, settings, &shapes)
 }
 
-/// [`load()`] without the lock of the pins.
+/// [`load()`] without the lock of the pins, with the [`shapes`] of these settings.
 fn load_around(
     object: &[u8],
     pins: &MapPins,
     programs: &[&str],
     settings: &Settings<'_>,
+    shapes: &Shapes,
 ) -> Result<Loaded, LoadError> {
-    let shapes = shapes(object, settings)?;
     let pinned = pins.names()?;
     // Who shares only some of them is not asked for the others.
     for name in pinned.iter().filter(|_| settings.shared.is_none()) {
@@ -189,7 +193,7 @@ fn load_around(
             tracing::info!(map = name, "a pinned map is of another version");
         }
     }
-    for (name, expected) in &shapes {
+    for (name, expected) in shapes {
         if let Some(pin) = settings.pin(name).filter(|pin| pinned.contains(*pin)) {
             check_pinned(pin, pins, *expected)?;
         }
@@ -213,7 +217,7 @@ fn load_around(
     }
     let mut ebpf = loader
         .load(object)
-        .map_err(|error| map_refusal(error, &shapes))?;
+        .map_err(|error| map_refusal(error, shapes))?;
     for name in programs {
         load_program(&mut ebpf, name)?;
     }
@@ -338,7 +342,7 @@ impl Loaded {
 
 /// The shapes of the object's maps that are pinned, as they will be created: all maps without
 /// sections of global data and those of [`SCRATCH`] that the settings do not name.
-fn shapes(object: &[u8], settings: &Settings<'_>) -> Result<BTreeMap<String, MapShape>, LoadError> {
+fn shapes(object: &[u8], settings: &Settings<'_>) -> Result<Shapes, LoadError> {
     let object = aya_obj::Object::parse(&without_lines(object)).map_err(EbpfError::from)?;
     if let Some(name) = settings
         .max_entries
@@ -445,7 +449,7 @@ fn load_program(ebpf: &mut Ebpf, name: &str) -> Result<(), LoadError> {
 }
 
 /// Says which map the kernel refused, and how large it should have been.
-fn map_refusal(error: EbpfError, shapes: &BTreeMap<String, MapShape>) -> LoadError {
+fn map_refusal(error: EbpfError, shapes: &Shapes) -> LoadError {
     match error {
         EbpfError::MapError(MapError::CreateError { name, io_error })
             if shapes.contains_key(&name) =>
@@ -493,7 +497,7 @@ mod tests {
             let maps = object.maps.iter();
             let shapes =
                 maps.map(|(name, map)| (name.clone(), MapShape::of(map, map.max_entries())));
-            (lines, shapes.collect::<BTreeMap<_, _>>())
+            (lines, shapes.collect::<Shapes>())
         });
         assert!(with.0 > 0 && without.0 == 0);
         assert_eq!(with.1, without.1);
