@@ -70,6 +70,17 @@ impl Protocol {
         }
     }
 
+    /// The protocol of this name, as the API has it: `TCP`.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|known| known.name() == name)
+    }
+
+    /// The protocol with this number in IP headers.
+    pub fn from_number(number: u8) -> Option<Self> {
+        let mut all = Self::ALL.into_iter();
+        all.find(|known| known.number() == number)
+    }
+
     /// Its number in IP headers (IANA's protocol numbers).
     pub const fn number(self) -> u8 {
         match self {
@@ -290,18 +301,6 @@ impl IpFamily {
 impl fmt::Display for ObjectName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.namespace, self.name)
-    }
-}
-
-impl Protocol {
-    /// The protocol of this name, as the API has it: `TCP`.
-    pub fn from_name(name: &str) -> Option<Self> {
-        match name {
-            "TCP" => Some(Self::Tcp),
-            "UDP" => Some(Self::Udp),
-            "SCTP" => Some(Self::Sctp),
-            _ => None,
-        }
     }
 }
 

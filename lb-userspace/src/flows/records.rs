@@ -10,7 +10,6 @@ use aya::Pod;
 use lb_common::{
     addr::Address,
     flow::{Flow, Stage, flow_flag, stage::later, tag},
-    parse,
 };
 use lb_datapath::bpf::MappedArray;
 use lb_objects::Protocol;
@@ -130,11 +129,8 @@ pub fn which(seen: u32) -> u32 {
 
 /// Protocol of a flow.
 pub fn protocol<A: Address>(flow: &Flow<A>) -> Protocol {
-    match flow.protocol() {
-        parse::UDP => Protocol::Udp,
-        parse::SCTP => Protocol::Sctp,
-        _ => Protocol::Tcp,
-    }
+    // Programs open flows of these protocols alone.
+    Protocol::from_number(flow.protocol()).unwrap_or(Protocol::Tcp)
 }
 
 /// An address and port of a record.

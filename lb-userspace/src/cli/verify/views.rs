@@ -125,8 +125,7 @@ fn subjects(plan: &Plan) -> impl Iterator<Item = String> {
 
 fn subject(ip: IpAddr, port: u16, protocol: u8) -> String {
     let address = SocketAddr::new(ip, port);
-    let mut known = Protocol::ALL.into_iter();
-    match known.find(|known| known.number() == protocol) {
+    match Protocol::from_number(protocol) {
         Some(known) => format!("{address} {known}"),
         None => format!("{address} protocol {protocol}"),
     }

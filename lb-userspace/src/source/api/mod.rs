@@ -80,7 +80,7 @@ pub struct ApiSource {
 }
 
 /// The states of the resources that a cluster need not have, of each that the settings ask for.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug)]
 pub struct Optional {
     /// Has the resources of [`Kind::ADMISSION`].
     pub admission: Option<Arc<SourceHealth>>,
