@@ -17,11 +17,8 @@ const MSRV: &str = env!("CARGO_PKG_RUST_VERSION");
 /// How many seconds rustup may take to install it. Without internet it would try for very long.
 const INSTALL_SECONDS: &str = "300";
 
-/// The packages that it compiles: what runs on nodes, and what builds that.
-const PACKAGES: [&str; 2] = ["node-lb", "xtask"];
-
-/// Compares it with what every package in Cargo.lock requires, and compiles [`PACKAGES`] with rustup's toolchain of that
-/// release. Tests are not compiled.
+/// Compares it with what every package in Cargo.lock requires, and compiles the default members
+/// with rustup's toolchain of that release. Tests are not compiled.
 ///
 /// # Errors
 ///
@@ -52,7 +49,6 @@ pub fn run(workspace: &Workspace) -> Result<()> {
     let mut check = rustup(["run", MSRV, "cargo", "check", "--locked", "--target-dir"]);
     check
         .arg(workspace.target.join("msrv"))
-        .args(PACKAGES.map(|package| format!("--package={package}")))
         .current_dir(&workspace.root)
         .env(ebpf::OBJECT_VARIABLE, object);
     cargo::run(&mut check).with_context(|| format!("Rust {MSRV} does not compile the workspace"))

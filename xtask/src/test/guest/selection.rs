@@ -59,7 +59,7 @@ struct Except {
     reason: &'static str,
 }
 
-const EXCEPT: [Except; 17] = [
+const EXCEPT: [Except; 16] = [
     in_none(
         "packets::oracle::the_kernel_does_what_the_model_says",
         "Its 15,000 packets take minutes where a processor is emulated.",
@@ -128,11 +128,6 @@ const EXCEPT: [Except; 17] = [
         kernels: &["6.12"],
         reason: "Emulated processors run into code that the kernel is patching \
                  (bpf_dispatcher_xdp_func), and it panics.",
-    },
-    Except {
-        test: "traffic::singly::all_rules_at_once",
-        kernels: &["6.12"],
-        reason: "It takes two minutes in each, and agents do there what they do in the kernels before and after.",
     },
 ];
 
