@@ -34,6 +34,7 @@ sections! {
     NotReady = "alerts.md#nodelbagentnotready",
     Stuck = "alerts.md#nodelbagentstuck",
     DataPlaneChanged = "alerts.md#nodelbdataplanechanged",
+    TestPacketsDiffer = "alerts.md#nodelbtestpacketsdiffer",
     NotProgrammed = "alerts.md#nodelbservicesnotprogrammed",
     MapFull = "alerts.md#nodelbmapnearlyfull",
     FlowTableFull = "alerts.md#nodelbflowtablenearlyfull",

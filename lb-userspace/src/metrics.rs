@@ -21,6 +21,7 @@ pub use self::{
     events::EventMetrics,
     http::HttpMetrics,
     kernel::{DeviceMode, KernelSource, LimitCount, PacketCount, Sample, ServiceTraffic, XdpMode},
+    verification::{TestPacketMetrics, VerificationMetrics},
 };
 use crate::config::ServiceSeries;
 
@@ -30,6 +31,7 @@ mod events;
 mod http;
 mod kernel;
 mod services;
+mod verification;
 
 const IP_FAMILY: &str = "ip_family";
 /// In seconds. Fine around 20 and 50 ms, the limit for one change in a large cluster.
@@ -75,6 +77,8 @@ pub struct Metrics {
     pub pins_missing: IntGauge,
     /// What the agent finds when it compares the data plane with what it should be.
     pub verification: VerificationMetrics,
+    /// What the agent finds when it sends test packets.
+    pub test_packets: TestPacketMetrics,
     /// 1 while packets are traced.
     pub trace_running: IntGauge,
     /// healthCheckNodePort servers that are open.
@@ -120,36 +124,6 @@ pub struct FamilyMetrics {
     pub services_on_terminating: IntGauge,
     /// The number of those endpoints, counted once for each service port.
     pub terminating_endpoints_serving: IntGauge,
-}
-
-/// What the agent finds when it compares the data plane with what it should be.
-#[derive(Clone, Debug)]
-pub struct VerificationMetrics {
-    /// Records compared.
-    pub records: IntCounter,
-    /// Differences found and put right.
-    pub differences: IntCounter,
-    /// When everything was last compared once.
-    pub last_round: Gauge,
-}
-
-impl VerificationMetrics {
-    fn new(register: &Register<'_>) -> Self {
-        Self {
-            records: register.counter(
-                "node_lb_verification_records_total",
-                "Records of the data plane that were compared with what they should be.",
-            ),
-            differences: register.counter(
-                "node_lb_verification_differences_total",
-                "Records that were not as they had been written, and were put right.",
-            ),
-            last_round: register.add(Gauge::new(
-                "node_lb_verification_last_round_timestamp_seconds",
-                "When the whole data plane was last compared with what it should be.",
-            )),
-        }
-    }
 }
 
 /// The node's own addresses, by whether packets find them.
@@ -256,6 +230,7 @@ impl Metrics {
                 "Whether pins are gone and cannot be made again: Services end with the agent.",
             ),
             verification: VerificationMetrics::new(&register),
+            test_packets: TestPacketMetrics::new(&register),
             trace_running: register.gauge(
                 "node_lb_trace_running",
                 "Whether packets are traced, which costs each packet some time.",

@@ -104,23 +104,28 @@ fn node(status: &Status) -> Vec<Finding> {
     findings
 }
 
-/// What others have changed of the data plane.
+/// What others have changed of the data plane, and what it does that it should not.
 fn data_plane(status: &Status) -> Vec<Finding> {
-    let verification = &status.verification;
-    let Some(latest) = verification
-        .latest
-        .last()
-        .filter(|_| verification.within_an_hour > 0)
-    else {
-        return Vec::new();
-    };
-    let found = format!(
-        "{} records of the data plane were not as the agent had written them within the last hour, and were put \
-         right; the latest, at {}: {}",
-        verification.within_an_hour, latest.at, latest.what
-    );
-    let remedy = "find what else writes to node-lb's maps or detaches its programs";
-    vec![Finding::warning("Data plane", found, remedy).see(Section::DataPlaneChanged)]
+    let (changed, otherwise) = (&status.verification.found, &status.test_packets.found);
+    let changed = changed.recent().map(|latest| {
+        let found = format!(
+            "{} records of the data plane were not as the agent had written them within the last hour, and were put \
+             right; the latest, at {}: {}",
+            changed.within_an_hour, latest.at, latest.what
+        );
+        let remedy = "find what else writes to node-lb's maps or detaches its programs";
+        Finding::warning("Data plane", found, remedy).see(Section::DataPlaneChanged)
+    });
+    let otherwise = otherwise.recent().map(|latest| {
+        let found = format!(
+            "programs did something else with {} test packets than Services ask for within the last hour; the \
+             latest, at {}: {}",
+            otherwise.within_an_hour, latest.at, latest.what
+        );
+        let remedy = "`node-lb verify` says what differs now; if nothing else writes to node-lb's maps, report it";
+        Finding::failure("Data plane", found, remedy).see(Section::TestPacketsDiffer)
+    });
+    changed.into_iter().chain(otherwise).collect()
 }
 
 /// Services that are not served, or not wholly.

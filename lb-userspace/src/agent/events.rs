@@ -39,6 +39,12 @@ impl Agent {
         self.feed.events.record(Notice::health_check(problem, uid));
     }
 
+    /// Tells that programs do something else with test packets to a Service than it asks for.
+    pub(super) fn tell_of_test_packets(&self, service: &ObjectName) {
+        let notice = Notice::test_packets_differ(service, self.uid(service));
+        self.feed.events.record(notice);
+    }
+
     /// Tells what became of Services and their ports since the last call.
     pub(super) fn tell_of_service_ports(&mut self) {
         for news in self.syncer.take_news() {

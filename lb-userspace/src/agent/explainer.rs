@@ -7,8 +7,9 @@ use lb_objects::Protocol;
 use super::{bulletin::Bulletin, catalog::Catalog, local_api::explain::Unexplained};
 use crate::{
     config::{AdmissionMode, Config, MapLimits, Sctp},
-    explain::{Question, Report, Situation, matters},
+    explain::{Destinations, Question, Report, Situation},
     map_writer::{Key, NodeFacts, Roster},
+    memory::ProgrammedTables,
     plan::Plan,
 };
 
@@ -56,6 +57,25 @@ impl Explainer {
         if config.admission.mode != AdmissionMode::Off && situation.in_force.is_none() {
             return Err(Unexplained::NotYet);
         }
+        let to = Destinations::from_iter([question.to.address]);
+        let mut tables = self.tables(&situation, &to);
+        situation
+            .admit(&mut tables, config)
+            .map_err(Unexplained::NoRoom)?;
+        let in_use = self.bulletin.in_use();
+        let decision = question.ask(&mut tables, config.max_connections, &in_use);
+        Ok(Report::from(&decision))
+    }
+
+    /// Tables that decide about packets to these destinations as the agent has programmed it.
+    /// Writing them takes time.
+    pub fn tables_for(&self, destinations: &Destinations) -> ProgrammedTables {
+        let situation = self.situation().clone();
+        self.tables(&situation, destinations)
+    }
+
+    fn tables(&self, situation: &Situation, destinations: &Destinations) -> ProgrammedTables {
+        let config = &self.config;
         let facts = NodeFacts {
             // It does not matter which of a set's endpoints is chosen.
             maglev_rows: 0,
@@ -65,16 +85,10 @@ impl Explainer {
         };
         let services = self.catalog.all();
         let plans = services.iter().flat_map(|service| &service.ports);
-        let plans = plans.filter(|plan| matters(plan, question.to.address) && self.has(plan));
+        let plans = plans.filter(|plan| destinations.depend_on(plan) && self.has(plan));
         let checks = services.iter().flat_map(|service| &service.health_checks);
         let checks = checks.map(|check| check.port);
-        let mut tables = situation.tables(config, facts, plans, checks);
-        situation
-            .admit(&mut tables, config)
-            .map_err(Unexplained::NoRoom)?;
-        let in_use = self.bulletin.in_use();
-        let decision = question.ask(&mut tables, config.max_connections, &in_use);
-        Ok(Report::from(&decision))
+        situation.tables(config, facts, plans, checks)
     }
 
     // Whole at any time, so that a panic has not spoiled it.

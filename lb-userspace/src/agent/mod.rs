@@ -7,6 +7,7 @@ pub mod attention;
 mod bulletin;
 pub mod catalog;
 mod connections;
+mod differences;
 mod events;
 mod explainer;
 mod feed;
@@ -22,6 +23,7 @@ pub mod page;
 mod pins;
 mod process;
 mod progress;
+mod proof;
 mod refit;
 mod relief;
 mod report;
@@ -66,6 +68,7 @@ use self::{
     observe::Observer,
     process::Process,
     progress::Progress,
+    proof::Proof,
     relief::{asked, at, gone},
     servers::{LocalSources, Servers},
     succession::{Next, Offer, Place, Predecessor, Retired, Standby},
@@ -210,6 +213,7 @@ struct Agent {
     /// Which pods of this node that was last asked of.
     pods_seen: u64,
     verification: Verification,
+    proof: Proof,
     /// Nodes none of whose endpoints answers, as of when somebody last asked.
     silent_nodes: Vec<status::SilentNode>,
     in_sync_since: Option<SystemTime>,
@@ -310,6 +314,7 @@ impl Agent {
             unpinned: None,
             pods_seen: 0,
             verification: Verification::default(),
+            proof: Proof::new(config.test_packet_interval),
             silent_nodes: Vec::new(),
             in_sync_since: None,
             config,
@@ -402,6 +407,8 @@ impl Agent {
                 Some(request) = trace_asked.recv() => self.trace_asked(request),
                 step = self.tracer.next() => self.trace_step(step),
                 () = at(self.verification.next()) => self.verify_some().await,
+                () = at(self.proof.next()) => self.prove_some(),
+                done = self.proof.done() => self.proved(done),
                 _ = level_limits.tick(), if self.admission.is_some() => self.set_level_limits(),
                 _ = quiet.tick() => {
                     self.seats.tick();
@@ -543,6 +550,7 @@ impl Agent {
             self.offer();
             self.servers.first_state_written();
             self.verification.begin();
+            self.proof.begin();
             tracing::info!(
                 service_ports = self.syncer.writer().len(),
                 seconds = since.elapsed().as_secs_f64(),

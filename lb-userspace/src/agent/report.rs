@@ -82,6 +82,7 @@ impl Agent {
             },
             trace: self.tracer.running(),
             verification: self.verification.report(),
+            test_packets: self.proof.report(),
             silent_nodes: self.silent_nodes.clone(),
             admission: self.config.admission.mode.name().to_owned(),
             admission_problems: self.admission_problems(),

@@ -101,6 +101,8 @@ pub struct Status {
     pub trace: Option<String>,
     #[serde(default)]
     pub verification: Verification,
+    #[serde(default)]
+    pub test_packets: TestPackets,
 }
 
 /// How the data plane compares with what it should be. The agent compares all of it, again and
@@ -115,22 +117,57 @@ pub struct Verification {
     /// Milliseconds that the comparison took, and of these the ones of work.
     pub took_ms: u64,
     pub worked_ms: u64,
-    /// Differences found since the agent started, and within the last hour.
-    pub differences: u64,
-    pub within_an_hour: u64,
-    /// The latest of them, the newest last.
-    pub latest: Vec<Difference>,
+    #[serde(flatten)]
+    pub found: Differences,
     /// Why the data plane does not stay as it should be, if so.
     pub problem: Option<String>,
 }
 
-/// A record that differed from what had been written to it.
+/// What the programs do with test packets, compared with what the Services ask for. The agent sends some to
+/// all Services, again and again.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TestPackets {
+    /// When there had last been some to every Service (RFC 3339); absent before the first time.
+    pub last_round: Option<String>,
+    /// How many these were.
+    pub packets: u64,
+    /// Milliseconds that this took, and of these the ones of work.
+    pub took_ms: u64,
+    pub worked_ms: u64,
+    #[serde(flatten)]
+    pub found: Differences,
+    /// Why programs go on to do something else, if so.
+    pub problem: Option<String>,
+    /// Why there are none, if so.
+    pub not_sent: Option<String>,
+}
+
+/// What has been found different from what it should be.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Differences {
+    /// How many since the agent started, and within the last hour.
+    pub differences: u64,
+    pub within_an_hour: u64,
+    /// The latest of them, the newest last.
+    pub latest: Vec<Difference>,
+}
+
+impl Differences {
+    /// The latest one, if it is not long ago.
+    pub fn recent(&self) -> Option<&Difference> {
+        self.latest.last().filter(|_| self.within_an_hour > 0)
+    }
+}
+
+/// Something that differed from what it should be.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Difference {
-    /// When it was found and put right (RFC 3339).
+    /// When that was found (RFC 3339).
     pub at: String,
-    /// Which record of which map, and what was wrong with it.
+    /// A record of a map or a test packet, and what was wrong with it.
     pub what: String,
 }
 

@@ -3,13 +3,13 @@
 //! sockets with those that were attached, and the plans of Services with fresh ones.
 
 use std::{
-    collections::{BTreeSet, VecDeque},
+    collections::BTreeSet,
     time::{Duration, Instant, SystemTime},
 };
 
 use lb_objects::ObjectName;
 
-use super::{Agent, status};
+use super::{Agent, differences::Differences, status};
 use crate::{
     map_writer::{self, Findings, Wrong},
     metrics::set_to_now,
@@ -23,12 +23,6 @@ const PIECE: Duration = Duration::from_millis(1);
 const PERIOD: Duration = Duration::from_secs(5);
 /// The plans of one Service in so many are made anew in a round: that takes longer than all else.
 const PLANS: usize = 16;
-/// So many rounds in a row with differences mean that the data plane does not stay as it should be.
-const PATIENCE: u32 = 3;
-/// The latest differences that are shown.
-const SHOWN: usize = 20;
-/// For so long a difference is worth somebody's attention.
-const RECENT: Duration = Duration::from_secs(3600);
 
 /// Where the comparison stands.
 #[derive(Default)]
@@ -38,13 +32,9 @@ pub struct Verification {
     next: Option<Instant>,
     /// The last Service whose plan has been compared; `None` to begin with the first one.
     last_plan: Option<ObjectName>,
-    /// Rounds in a row with differences.
-    in_a_row: u32,
-    /// What was said of the last complete round, and of all before.
+    /// What was said of the last complete round.
     last: status::Verification,
-    latest: VecDeque<status::Difference>,
-    /// When rounds have ended with differences, and how many.
-    recent: VecDeque<(Instant, u64)>,
+    found: Differences,
 }
 
 /// A comparison of everything but some plans.
@@ -81,53 +71,40 @@ impl Verification {
 
     /// What `status` says.
     pub fn report(&self) -> status::Verification {
-        let recent = self.recent.iter().filter(|(at, _)| at.elapsed() < RECENT);
         status::Verification {
-            latest: self.latest.iter().cloned().collect(),
-            within_an_hour: recent.map(|(_, differences)| differences).sum(),
+            found: self.found.report(),
             ..self.last.clone()
         }
+    }
+
+    /// Why the data plane does not stay as it should be, if so.
+    pub fn problem(&self) -> Option<&str> {
+        self.last.problem.as_deref()
     }
 
     /// Takes in what a round has found.
     fn note(&mut self, round: &Round, now: SystemTime) {
         let findings = round.maps.findings();
-        let found = findings
-            .described
-            .iter()
-            .map(|difference| status::Difference {
-                at: status::timestamp(now),
-                what: difference.to_string(),
-            });
-        self.latest.extend(found);
-        let excess = self.latest.len().saturating_sub(SHOWN);
-        self.latest.drain(..excess);
-
-        self.recent.retain(|(at, _)| at.elapsed() < RECENT);
-        let differences = findings.differences;
-        if differences > 0 {
-            self.recent.push_back((Instant::now(), differences));
-        }
-        self.in_a_row = match differences > 0 || findings.unread.is_some() {
-            true => self.in_a_row + 1,
-            false => 0,
-        };
+        let number = findings.differences;
+        let is_well = number == 0 && findings.unread.is_none();
+        let described = findings.described.iter().map(ToString::to_string);
+        self.found.end_round(number, described, is_well, now);
         self.last = status::Verification {
             last_round: Some(status::timestamp(now)),
             records: findings.records,
             took_ms: round.began.elapsed().as_millis() as u64,
             worked_ms: round.worked.as_millis() as u64,
-            differences: self.last.differences + differences,
-            problem: self.problem(findings),
+            problem: self.problem_with(findings),
             ..status::Verification::default()
         };
     }
 
-    /// Why the data plane does not stay as it should be, if so.
-    fn problem(&self, findings: &Findings) -> Option<String> {
-        let rounds = self.in_a_row;
-        (rounds >= PATIENCE).then(|| match (&findings.unread, findings.described.first()) {
-            (Some(error), _) => format!("{rounds} times in a row, not all of it could be read: {error}"),
+    fn problem_with(&self, findings: &Findings) -> Option<String> {
+        let rounds = self.found.too_many_in_a_row()?;
+        Some(match (&findings.unread, findings.described.first()) {
+            (Some(error), _) => {
+                format!("{rounds} times in a row, not all of it could be read: {error}")
+            }
             (None, first) => format!(
                 "{rounds} times in a row, something had been changed by others and was put right: {}",
                 first.map(ToString::to_string).unwrap_or_default()
@@ -241,8 +218,13 @@ impl Agent {
         report(findings);
 
         self.verification.note(round, SystemTime::now());
-        let problem = &self.verification.last.problem;
-        self.servers.data_plane.set(problem.as_deref());
+        self.report_data_plane();
+    }
+
+    /// Says in `/readyz` why the data plane is not as it should be, if so.
+    pub(super) fn report_data_plane(&self) {
+        let problem = self.verification.problem().or(self.proof.problem());
+        self.servers.data_plane.set(problem);
     }
 }
 

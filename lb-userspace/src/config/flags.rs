@@ -187,6 +187,11 @@ pub struct Flags {
     #[arg(long, value_name = "all|off|NUMBER", default_value_t)]
     pub service_metrics: ServiceSeries,
 
+    /// How long the agent rests each time that its programs have shown, with test packets to every
+    /// address of every Service, that they do what the Services ask for; 0: there are no test packets
+    #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "1m")]
+    pub test_packet_interval: Duration,
+
     /// Socket on which the agent answers `node-lb status`; only root may use it
     #[arg(long, value_name = "PATH", default_value = DEFAULT_SOCKET)]
     pub socket: PathBuf,

@@ -136,6 +136,21 @@ impl Notice {
         }
     }
 
+    /// Programs do something else with test packets to a Service than it asks for.
+    pub fn test_packets_differ(service: &ObjectName, uid: Option<Uuid>) -> Self {
+        Self {
+            service: service.clone(),
+            uid,
+            event_type: EventType::Warning,
+            reason: "TestPacketsDiffer",
+            action: "Verify",
+            note: "programs do something else with test packets than the Service asks for; `node-lb status` there says \
+                   with which"
+                .to_owned(),
+            scope: Scope::Node,
+        }
+    }
+
     /// A part of a Service, or all of it, cannot be used, as `problem` says.
     pub fn refused(service: &ObjectName, uid: Option<Uuid>, problem: &SourceProblem) -> Self {
         Self {

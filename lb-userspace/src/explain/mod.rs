@@ -20,6 +20,6 @@ pub use self::{
     limits::{InUse, Level, Limit, Numbers, Whose},
     question::Question,
     report::{FlowOf, LimitReport, Report},
-    situation::{Situation, matters},
+    situation::{Destinations, Situation},
     target::Target,
 };

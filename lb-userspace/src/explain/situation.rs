@@ -1,6 +1,10 @@
 //! What decides about connections on a node besides its Services.
 
-use std::{collections::BTreeSet, net::IpAddr, net::SocketAddr, sync::Arc};
+use std::{
+    collections::{BTreeSet, HashSet},
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
 
 use ipnet::IpNet;
 use lb_admission::configuration::InForce;
@@ -82,25 +86,51 @@ impl Situation {
     }
 }
 
-/// Whether what becomes of a packet to `destination` may depend on this plan. Tables with only these
-/// plans decide as tables with all would, as far as all of them have room:
-///
-/// - The frontend is found by its address and port. Whoever claims these is here, so the same one
-///   wins; of other frontends, nothing is read.
-/// - A ClusterIP's other ports are refused because it is a ClusterIP, and the report names a Service
-///   that has it. Whoever has it is here, with the same one first: plans keep their order.
-/// - An address that is no Service's is dropped if it is in a ServiceCIDR, whatever Services there
-///   are. The range of the ClusterIPs outside all of these may be smaller, but a packet to any other
-///   address there passes as well as without it.
-/// - A limit of connections is that of the frontend's own Service, its level or the node, and how many
-///   there are is asked elsewhere.
-pub fn matters(plan: &Plan, destination: SocketAddr) -> bool {
-    let (ip, port) = (destination.ip(), destination.port());
-    // Without the scope that an IPv6 address may be written with.
-    let is_it = |address: &SocketAddr| address.ip() == ip && address.port() == port;
-    plan.left_to_node.as_deref().is_some_and(is_it)
-        || plan.frontends.iter().any(|frontend| {
-            let is_cluster_ip = frontend.kind == FrontendKind::ClusterIp;
-            is_it(&frontend.address) || is_cluster_ip && frontend.address.ip() == ip
-        })
+/// Addresses that packets are sent to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Destinations {
+    /// With their ports, and without the scope that an IPv6 address may be written with.
+    sockets: HashSet<(IpAddr, u16)>,
+    addresses: HashSet<IpAddr>,
+}
+
+impl Destinations {
+    /// Whether what becomes of a packet to one of them may depend on this plan. Tables with only these
+    /// plans decide as tables with all would, as far as all of them have room:
+    ///
+    /// - The frontend is found by its address and port. Whoever claims these is here, so the same one
+    ///   wins; of other frontends, nothing is read.
+    /// - A ClusterIP's other ports are refused because it is a ClusterIP, and the report names a Service
+    ///   that has it. Whoever has it is here, with the same one first: plans keep their order.
+    /// - An address that is no Service's is dropped if it is in a ServiceCIDR, whatever Services there
+    ///   are. The range of the ClusterIPs outside all of these may be smaller, but a packet to any other
+    ///   address there passes as well as without it.
+    /// - A limit of connections is that of the frontend's own Service, its level or the node, and how many
+    ///   there are is asked elsewhere.
+    pub fn depend_on(&self, plan: &Plan) -> bool {
+        plan.left_to_node
+            .as_deref()
+            .is_some_and(|address| self.contain(address))
+            || plan.frontends.iter().any(|frontend| {
+                let is_cluster_ip = frontend.kind == FrontendKind::ClusterIp;
+                self.contain(&frontend.address)
+                    || is_cluster_ip && self.addresses.contains(&frontend.address.ip())
+            })
+    }
+
+    /// Whether this is one of them.
+    pub fn contain(&self, address: &SocketAddr) -> bool {
+        self.sockets.contains(&(address.ip(), address.port()))
+    }
+}
+
+impl FromIterator<SocketAddr> for Destinations {
+    fn from_iter<T: IntoIterator<Item = SocketAddr>>(addresses: T) -> Self {
+        let mut destinations = Self::default();
+        for address in addresses {
+            destinations.sockets.insert((address.ip(), address.port()));
+            destinations.addresses.insert(address.ip());
+        }
+        destinations
+    }
 }

@@ -6,7 +6,7 @@ use clap::Parser as _;
 use lb_objects::Object;
 use serde_json::Value;
 
-use super::{InUse, Question, Report, Situation, Target, matters};
+use super::{Destinations, InUse, Question, Report, Situation, Target};
 use crate::{
     config::{Config, Flags},
     map_writer::Reserved,
@@ -122,7 +122,8 @@ fn services_that_do_not_matter_change_nothing() {
         for ip in ips.map(|ip| ip.parse().unwrap()) {
             for port in [53, 80, 81, 90, 30080, 30081] {
                 let to = SocketAddr::new(ip, port);
-                let which = || plans.iter().filter(|plan| matters(plan, to));
+                let destination = Destinations::from_iter([to]);
+                let which = || plans.iter().filter(|plan| destination.depend_on(plan));
                 assert!(which().count() < plans.len(), "{to}");
                 let mut few = tables(&mut which());
                 for question in questions(to) {

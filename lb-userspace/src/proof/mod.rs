@@ -6,7 +6,10 @@
 //! become of them, and [`verdict`] compares. A [`Prover`] puts it together. `node-lb verify` asks for all Services
 //! once, the agent for some after the others.
 
-use std::net::{IpAddr, SocketAddr};
+use std::{
+    net::{IpAddr, SocketAddr},
+    time::Duration,
+};
 
 use ipnet::IpNet;
 use lb_common::verdict::Reason;
@@ -33,6 +36,9 @@ mod wanted;
 
 /// Ports of clients, from which one is as good as the other: they draw the endpoint.
 const PORTS: std::ops::Range<u16> = 32_768..60_999;
+
+/// A change of the source that is on its way to the maps is there after this time.
+pub const ON_ITS_WAY: Duration = Duration::from_secs(2);
 
 /// So many clients ask where there are several endpoints, each by another port.
 const CLIENTS: usize = 4;
@@ -75,21 +81,22 @@ impl Prover {
     ///
     /// As [`Replica::load`].
     pub fn load(pins: &MapPins, entrances: Vec<Entrance>) -> Result<Self, ReplicaError> {
-        let programs = entrances.iter().flat_map(|entrance| &entrance.programs);
-        let mut programs: Vec<_> = programs.copied().collect();
-        programs.sort_unstable();
-        programs.dedup();
         Ok(Self {
-            replica: Replica::load(pins, &programs)?,
+            replica: Replica::load(pins, &programs(&entrances))?,
             entrances,
             port: PORTS.start,
             tally: Tally::default(),
         })
     }
 
-    /// Where packets come in.
-    pub fn entrances(&self) -> &[Entrance] {
-        &self.entrances
+    /// Has packets come in elsewhere from now on. Returns whether the programs there are those that are loaded; if
+    /// not, nothing has changed.
+    pub fn enter_by(&mut self, entrances: &[Entrance]) -> bool {
+        let is_loaded = programs(entrances) == programs(&self.entrances);
+        if is_loaded {
+            self.entrances = entrances.to_vec();
+        }
+        is_loaded
     }
 
     /// The names of the programs that are asked, with the kernel's hash of their instructions.
@@ -216,6 +223,23 @@ impl Prover {
         };
         port
     }
+}
+
+impl Discrepancy {
+    /// Whether this is what was found `before`, and should have been otherwise then as well. What is found there may
+    /// have changed: it is drawn to which endpoint a packet goes.
+    pub fn repeats(&self, before: &Self) -> bool {
+        (&self.packet, &self.wanted) == (&before.packet, &before.wanted)
+    }
+}
+
+/// The programs that see packets at these entrances, each once.
+fn programs(entrances: &[Entrance]) -> Vec<&'static str> {
+    let programs = entrances.iter().flat_map(|entrance| &entrance.programs);
+    let mut programs: Vec<_> = programs.copied().collect();
+    programs.sort_unstable();
+    programs.dedup();
+    programs
 }
 
 /// A packet to ask about.

@@ -1,7 +1,14 @@
 //! `node-lb verify` asks a copy of the attached programs about test packets: it finds what a comparison of maps does
-//! not see, and leaves nothing behind.
+//! not see, and leaves nothing behind. The agent does so all the time.
 
-use std::{collections::BTreeMap, mem::offset_of, path::Path, sync::atomic::Ordering::Relaxed};
+use std::{
+    collections::BTreeMap,
+    mem::offset_of,
+    path::Path,
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
+    thread,
+    time::{Duration, Instant},
+};
 
 use aya::{
     Pod,
@@ -14,10 +21,10 @@ use lb_common::{
     verdict::{Hook, Reason},
 };
 use lb_datapath::bpf::{BatchMap, MappedArray};
-use lb_tests::Balanced;
+use lb_tests::{Balanced, eventually};
 use serde_json::json;
 
-use super::support::{Policy, ground};
+use super::support::{Policy, ground, ground_with};
 
 /// Services beside the one that is there, each with its own reason to be asked for.
 fn add_services(ground: &Balanced) {
@@ -131,6 +138,76 @@ fn verify_finds_by_packets_what_maps_do_not_show() {
     plans.write(index, &plan);
     let (differs, text) = ground.verify(1).unwrap();
     assert!(!differs, "{text}");
+}
+
+/// Meanwhile a Service changes all the time: that is no difference. Somebody who goes on changing the node's settings,
+/// though the agent goes on putting them right, is one.
+#[test]
+fn the_agent_asks_programs_all_the_time() {
+    let arguments = ["--xdp-mode=native", "--test-packet-interval=1s"];
+    let (mut ground, _web) = ground_with(Policy::Local, &arguments);
+    add_services(&ground);
+    let sent = |ground: &Balanced| ground.status(1).unwrap().test_packets;
+    let since = Instant::now();
+    let mut rounds = BTreeMap::new();
+    for port in (81..90).cycle() {
+        let service = ground.lab.service("nobody").cluster_ip("10.96.2.1");
+        service.tcp("http", port, 8080).apply().unwrap();
+        thread::sleep(Duration::from_millis(50));
+        let now = sent(&ground);
+        assert_eq!((now.found.differences, now.not_sent), (0, None));
+        rounds.extend(now.last_round.map(|at| (at, now.packets)));
+        if rounds.len() >= 5 || since.elapsed() > Duration::from_secs(60) {
+            break;
+        }
+    }
+    assert!(rounds.len() >= 5, "{rounds:?}");
+    // Two families, an entrance outside with two programs and one of pods, for each address.
+    assert!(rounds.values().all(|packets| *packets > 60), "{rounds:?}");
+    let counted = ground.metric(1, "node_lb_test_packets_total").unwrap();
+    assert!(counted >= rounds.values().sum::<u64>() as f64, "{counted}");
+    let flows: Vec<String> = used(&ground.map_dir(1).unwrap(), "FLOWS4", |flow: &Flow<Ip4>| {
+        flow.tag != 0
+    });
+    assert!(flows.is_empty(), "{flows:?}");
+
+    ground.agents[0].expect_differences();
+    let settings: MappedArray<abi::Config> = open(&ground.map_dir(1).unwrap(), "CONFIG");
+    let flags = settings.u32_at(0, offset_of!(abi::Config, flags));
+    let is_over = AtomicBool::new(false);
+    let said = thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Relaxed) {
+                flags.fetch_or(config_flag::MASQUERADE_ALL, Relaxed);
+                thread::sleep(Duration::from_millis(1));
+            }
+        });
+        let found = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            eventually(|| match sent(&ground) {
+                sent if sent.problem.is_some() => Ok(sent),
+                sent => Err(format!("{sent:?}")),
+            })
+        }));
+        is_over.store(true, Relaxed);
+        found
+    });
+    let said = said.unwrap();
+    let latest = &said.found.latest.last().unwrap().what;
+    for part in [
+        "default/",
+        ": a test packet from a pod by ",
+        " with source NAT, ",
+    ] {
+        assert!(latest.contains(part), "{latest}");
+    }
+    let counted = ground.metric(1, "node_lb_test_packet_differences_total");
+    assert!(counted.unwrap() >= said.found.differences as f64);
+    let (_, text) = ground.status_as(1, "table").unwrap();
+    assert!(text.contains("programs did something else with "), "{text}");
+    eventually(|| match ground.status(1).unwrap() {
+        now if now.test_packets.problem.is_none() && now.not_ready.is_empty() => Ok(()),
+        now => Err(format!("{:?}, {:?}", now.test_packets, now.not_ready)),
+    });
 }
 
 /// What packets leave behind.

@@ -66,11 +66,11 @@ fn whatever_others_write_is_put_right_within_ten_seconds() {
 
     // Some faults hit the same record.
     let said = ground.status(1).unwrap().verification;
-    assert!(said.differences > faults as u64 / 2, "{said:?}");
+    assert!(said.found.differences > faults as u64 / 2, "{said:?}");
     let counted = ground
         .metric(1, "node_lb_verification_differences_total")
         .unwrap();
-    assert_eq!(counted, said.differences as f64);
+    assert_eq!(counted, said.found.differences as f64);
     let (needs_attention, text) = ground.status_as(1, "table").unwrap();
     assert!(
         needs_attention && text.contains("were not as the agent had written them"),
@@ -80,7 +80,7 @@ fn whatever_others_write_is_put_right_within_ten_seconds() {
     assert_as_wanted(&ground);
     // Nobody has touched the other node.
     let other = ground.status(2).unwrap().verification;
-    assert_eq!((other.differences, other.problem), (0, None));
+    assert_eq!((other.found.differences, other.problem), (0, None));
     assert!(other.last_round.is_some());
     let load = Everywhere::start(&ground);
     load.assert_nothing_noticed();
@@ -108,7 +108,7 @@ fn detached_and_exchanged_programs_are_attached_again() {
         }
         Ok(())
     };
-    let differences = || ground.status(1).unwrap().verification.differences;
+    let differences = || ground.status(1).unwrap().verification.found.differences;
     let are_told = |least: u64| match differences() {
         told if told >= least => Ok(()),
         told => Err(format!("{told} of {least}")),
@@ -239,7 +239,7 @@ fn an_agent_without_file_descriptors_takes_no_program_for_missing() {
     let began = ground.status(1).unwrap().verification.last_round;
     eventually(|| {
         let now = ground.status(1).map_err(|error| format!("{error:#}"))?;
-        match now.verification.last_round != began && now.verification.differences == 0 {
+        match now.verification.last_round != began && now.verification.found.differences == 0 {
             true => Ok(()),
             false => Err(format!("{:?}", now.verification)),
         }

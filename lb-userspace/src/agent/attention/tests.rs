@@ -116,8 +116,8 @@ fn each_trouble_is_a_sentence_with_a_remedy() {
     );
     check(
         |status| {
-            status.verification.within_an_hour = 3;
-            status.verification.latest = vec![Difference {
+            status.verification.found.within_an_hour = 3;
+            status.verification.found.latest = vec![Difference {
                 at: "2026-11-01T00:00:00Z".to_owned(),
                 what: "PLANS 7 of shop/web:http TCP (IPv4) has been changed".to_owned(),
             }];
@@ -126,6 +126,19 @@ fn each_trouble_is_a_sentence_with_a_remedy() {
         "3 records of the data plane were not as the agent had written them within the last hour, and were put \
          right; the latest, at 2026-11-01T00:00:00Z: PLANS 7 of shop/web:http TCP (IPv4) has been changed",
         "find what else writes to node-lb's maps",
+    );
+    check(
+        |status| {
+            status.test_packets.found.within_an_hour = 2;
+            status.test_packets.found.latest = vec![Difference {
+                at: "2026-11-01T00:00:00Z".to_owned(),
+                what: "10.96.0.10:80 TCP of shop/web: unknown-port (sent on)".to_owned(),
+            }];
+        },
+        failure,
+        "something else with 2 test packets than Services ask for within the last hour; the latest, at \
+         2026-11-01T00:00:00Z: 10.96.0.10:80 TCP of shop/web: unknown-port (sent on)",
+        "`node-lb verify` says what differs now",
     );
     check(
         |status| {

@@ -54,10 +54,21 @@ pub fn render(status: &Status) -> String {
         let (seconds, records) = (verification.took_ms as f64 / 1e3, verification.records);
         let text = format!(
             "last {last}: {records} records compared in {seconds:.1} s; {} differences so far",
-            verification.differences
+            verification.found.differences
         );
         ("Verified", text)
     }));
+    let sent = &status.test_packets;
+    lines.extend(sent.last_round.iter().map(|last| {
+        let (seconds, packets) = (sent.took_ms as f64 / 1e3, sent.packets);
+        let text = format!(
+            "last {last}: {packets} to all Services within {seconds:.1} s; {} differences so far",
+            sent.found.differences
+        );
+        ("Test packets", text)
+    }));
+    let not_sent = sent.not_sent.iter();
+    lines.extend(not_sent.map(|why| ("Test packets", format!("none: {why}"))));
     if status.age_ms > OLD {
         let age = status.age_ms as f64 / 1e3;
         let text = format!("what follows is from {age:.1} s ago: the agent is busy since");

@@ -1,6 +1,6 @@
 //! `node-lb verify`: whether the kernel does what the source asks for.
 
-use std::{collections::BTreeSet, process::ExitCode, thread, time::Duration};
+use std::{collections::BTreeSet, process::ExitCode, thread};
 
 use lb_common::abi;
 use lb_datapath::maps::Maps;
@@ -15,7 +15,7 @@ use super::{
 use crate::{
     config::{Config, Flags},
     map_writer::node_addresses,
-    proof::{Prover, Tally},
+    proof::{ON_ITS_WAY, Prover, Tally},
 };
 
 mod packets;
@@ -24,8 +24,6 @@ mod views;
 
 /// The exit status if something differs.
 const DIFFERS: u8 = 3;
-/// A change of the source that is on its way to the maps is there after this time.
-const ON_ITS_WAY: Duration = Duration::from_secs(2);
 
 /// Compare what the kernel does with what the source asks for: maps, programs, and test packets
 ///

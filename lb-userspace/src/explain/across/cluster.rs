@@ -12,7 +12,7 @@ use lb_admission::configuration::InForce;
 use lb_objects::{IpFamily, Node, ObjectName, Pod, Service, SharedName};
 
 use super::{
-    super::{InUse, Question, Report, Situation, matters},
+    super::{Destinations, InUse, Question, Report, Situation},
     journey::{Place, PlaceKind},
 };
 use crate::{
@@ -31,7 +31,7 @@ pub struct Cluster {
     service_cidrs: Arc<[IpNet]>,
     api_servers: Vec<SocketAddr>,
     in_force: Option<Arc<InForce>>,
-    /// The Services that may have a plan which [`matters`] to a packet, by an address or a port of its
+    /// The Services that may have a plan which matters to a packet, by an address or a port of its
     /// destination: there are very many Services and packets.
     by_address: HashMap<IpAddr, Vec<Arc<Service>>>,
     by_port: HashMap<u16, Vec<Arc<Service>>>,
@@ -159,7 +159,8 @@ impl Cluster {
         let checks = plans.iter().flat_map(|service| &service.health_checks);
         let checks = checks.map(|check| check.port);
         let ports = plans.iter().flat_map(|service| &service.ports);
-        let ports = ports.filter(|plan| matters(plan, to));
+        let destination = Destinations::from_iter([to]);
+        let ports = ports.filter(|plan| destination.depend_on(plan));
 
         let api_servers = self.api_servers.iter().copied();
         let situation = Situation {

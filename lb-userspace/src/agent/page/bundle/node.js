@@ -50,7 +50,7 @@ export function open(main) {
   };
 }
 
-function verification({ verification: seen, flowTableSize }) {
+function verification({ verification: seen, testPackets: sent, flowTableSize }) {
   return [
     facts([
       ["Change of the flow tables' size", flowTableSize.change],
@@ -59,8 +59,12 @@ function verification({ verification: seen, flowTableSize }) {
       ["Differences so far", count(seen.differences)],
       ["Within an hour", count(seen.withinAnHour)],
       ["Problem", seen.problem],
+      ["Test packets last", sent.lastRound ?? sent.notSent ?? "not yet"],
+      ["Test packets to all Services", count(sent.packets)],
+      ["Differences with test packets so far", count(sent.differences)],
+      ["Problem with test packets", sent.problem],
     ]),
-    el("ul", {}, seen.latest.map(({ at, what }) => el("li", {}, `${at}: ${what}`))),
+    el("ul", {}, [...seen.latest, ...sent.latest].map(({ at, what }) => el("li", {}, `${at}: ${what}`))),
   ];
 }
 
