@@ -10,6 +10,17 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Answered([u32; BUCKETS]);
 
+/// How many flows were answered within each bucket since somebody began to follow that.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Total {
+    buckets: [u64; BUCKETS],
+    /// What programs had counted last.
+    seen: Answered,
+}
+
+/// Of so many buckets, Prometheus gets one: their ends are four times as long as the one before.
+const COARSE: usize = 4;
+
 /// The latencies that half of all flows, and all but one of a hundred, have not exceeded, in
 /// microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -68,6 +79,48 @@ impl Answered {
             wanted -= flows;
         }
         None
+    }
+}
+
+impl Total {
+    /// Takes over what programs have counted by now. They count modulo 2^32, and from zero for a Service that has been
+    /// deleted and made again.
+    pub fn follow(&mut self, now: &Answered) {
+        let seen = std::mem::replace(&mut self.seen, *now);
+        let all = self.buckets.iter_mut().zip(now.0.iter().zip(seen.0));
+        for (total, (now, seen)) in all {
+            let more = now.wrapping_sub(seen);
+            // Nobody has waited for so long that there are so many more.
+            let is_anew = more > u32::MAX / 2;
+            *total += u64::from(if is_anew { *now } else { more });
+        }
+    }
+
+    /// Each bucket by itself.
+    pub fn buckets_mut(&mut self) -> &mut [u64; BUCKETS] {
+        &mut self.buckets
+    }
+
+    /// How many flows that are.
+    pub fn flows(&self) -> u64 {
+        self.buckets.iter().sum()
+    }
+
+    /// How many flows were answered within each of some times, in seconds; the longest one is about a second.
+    pub fn within(&self) -> impl Iterator<Item = (f64, u64)> {
+        let coarse = (0..BUCKETS - 1).step_by(COARSE);
+        coarse.map(|bucket| (end(bucket) / 1e6, self.buckets[..=bucket].iter().sum()))
+    }
+
+    /// About how many seconds their latencies are together: programs do not sum them up, so each counts as one in the
+    /// middle of its bucket.
+    pub fn seconds(&self) -> f64 {
+        let flows = self.buckets.iter().enumerate();
+        let micros = flows.map(|(bucket, flows)| {
+            let middle = (micros(least(bucket)) + end(bucket)) / 2.0;
+            middle * *flows as f64
+        });
+        micros.sum::<f64>() / 1e6
     }
 }
 
@@ -130,6 +183,51 @@ mod tests {
         now.add(&more);
         assert_eq!(now.since(&before).flows(), 5);
         assert_eq!(now.since(&before).buckets()[3], 5);
+    }
+
+    #[test]
+    fn a_total_goes_on_where_counters_begin_anew() {
+        let mut total = Total::default();
+        let half = u32::MAX / 2;
+        for counted in [half, half, u32::MAX - 1, u32::MAX] {
+            total.follow(&Answered([counted; BUCKETS]));
+        }
+        let mut counted = Answered([u32::MAX; BUCKETS]);
+        let mut more = Latencies::default();
+        more.buckets[0] = 3;
+        more.buckets[BUCKETS - 1] = 1;
+        counted.add(&more);
+        total.follow(&counted);
+        let each = u64::from(u32::MAX);
+        assert_eq!(total.flows(), each * BUCKETS as u64 + 4);
+        let within: Vec<_> = total.within().collect();
+        assert_eq!((within[0].1, within[1].1), (each + 3, 5 * each + 3));
+        for pair in within.windows(2) {
+            assert!((pair[1].0 / pair[0].0 - 4.0).abs() < 1e-9, "{pair:?}");
+        }
+        assert_eq!(within.len(), 8);
+        assert!(within[7].0 > 1.0 && within[7].1 < total.flows());
+    }
+
+    #[test]
+    fn a_service_that_is_made_again_counts_from_zero() {
+        let mut total = Total::default();
+        for counted in [1000, 7, 10] {
+            total.follow(&Answered([counted; BUCKETS]));
+        }
+        assert_eq!(total.flows(), 1010 * BUCKETS as u64);
+    }
+
+    #[test]
+    fn the_sum_of_latencies_is_about_right() {
+        let mut total = Total::default();
+        total.follow(&answered(1..100_000));
+        let truth: f64 = (1..100_000).map(|latency| micros(latency) / 1e6).sum();
+        assert!(
+            (total.seconds() / truth - 1.0).abs() < 0.02,
+            "{} {truth}",
+            total.seconds()
+        );
     }
 
     #[test]

@@ -89,8 +89,15 @@ struct Job {
 /// What has come of it.
 pub struct Done {
     prover: Option<Prover>,
-    /// The number of packets, and with which of them something else happens than should.
-    asked: Result<(u64, BTreeSet<Found>), ReplicaError>,
+    asked: Result<Asked, ReplicaError>,
+}
+
+/// What programs have answered.
+struct Asked {
+    packets: u64,
+    /// With which of them something else happens than should.
+    found: BTreeSet<Found>,
+    /// Without loading them, which is done once.
     took: Duration,
 }
 
@@ -261,18 +268,20 @@ impl Agent {
 
     /// Takes in what the programs have answered.
     pub(super) fn proved(&mut self, done: Result<Done, JoinError>) {
-        let (prover, asked, took) = match done {
-            Ok(Done {
-                prover,
-                asked,
-                took,
-            }) => (prover, asked, took),
-            Err(error) => return self.proof.give_up(error.to_string()),
+        let asked = match done {
+            Ok(Done { prover, asked }) => {
+                self.proof.prover = prover;
+                asked.map_err(|error| error.to_string())
+            }
+            Err(error) => Err(error.to_string()),
         };
-        self.proof.prover = prover;
-        let (packets, found) = match asked {
+        let Asked {
+            packets,
+            found,
+            took,
+        } = match asked {
             Ok(asked) => asked,
-            Err(error) => return self.proof.give_up(error.to_string()),
+            Err(error) => return self.proof.give_up(error),
         };
         self.metrics.test_packets.packets.inc_by(packets);
         let round = &mut self.proof.round;
@@ -325,27 +334,25 @@ impl Agent {
 
 impl Job {
     fn run(mut self) -> Done {
-        let began = Instant::now();
-        let asked = self.ask();
-        Done {
-            asked,
-            prover: self.prover,
-            took: began.elapsed(),
+        let prover = self.prover.take();
+        let prover = match prover.and_then(|prover| prover.entering_by(&self.entrances)) {
+            Some(prover) => Ok(prover),
+            None => Prover::load(&self.pins, self.entrances.clone()),
+        };
+        match prover {
+            Ok(mut prover) => Done {
+                asked: self.ask(&mut prover),
+                prover: Some(prover),
+            },
+            Err(error) => Done {
+                asked: Err(error),
+                prover: None,
+            },
         }
     }
 
-    fn ask(&mut self) -> Result<(u64, BTreeSet<Found>), ReplicaError> {
-        if !self
-            .prover
-            .as_mut()
-            .is_some_and(|prover| prover.enter_by(&self.entrances))
-        {
-            self.prover = None;
-        }
-        let prover = match &mut self.prover {
-            Some(prover) => prover,
-            none => none.insert(Prover::load(&self.pins, self.entrances.clone())?),
-        };
+    fn ask(&self, prover: &mut Prover) -> Result<Asked, ReplicaError> {
+        let began = Instant::now();
         prover.tally = <_>::default();
         let mut tables = self.explainer.tables_for(&destinations(&self.services));
         let devices = prover.add_to(&mut tables);
@@ -368,7 +375,11 @@ impl Job {
                 });
             }
         }
-        Ok((prover.tally.packets, found))
+        Ok(Asked {
+            packets: prover.tally.packets,
+            found,
+            took: began.elapsed(),
+        })
     }
 }
 

@@ -66,6 +66,7 @@ fn add(traffic: &mut ServiceTraffic, counts: Counts) {
         stats,
         shortages,
         failing,
+        latencies,
         ..
     } = counts;
     traffic.connections += stats.connections;
@@ -74,6 +75,7 @@ fn add(traffic: &mut ServiceTraffic, counts: Counts) {
     traffic.flow_table_full += shortages.flow_table_full;
     traffic.snat_ports_exhausted += shortages.snat_ports_exhausted;
     traffic.failing.extend(failing);
+    traffic.answered.add(&latencies);
 }
 
 fn silent(name: &ServicePortName) -> PortTraffic {

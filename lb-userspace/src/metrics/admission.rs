@@ -4,7 +4,7 @@ use lb_admission::limits::Limits;
 use lb_common::flow::{Deadline, deadline::DEADLINES};
 use prometheus::proto::{Metric, MetricFamily, MetricType};
 
-use super::kernel::{counter, family, gauge, histogram};
+use super::kernel::{counter, family, gauge, waits};
 use crate::waiting;
 
 /// A priority level, and what is counted of it.
@@ -98,18 +98,18 @@ impl SchemaCount {
 
     /// Waits, by whether the connection was let in at their end; without those that never occurred.
     fn waits(&self) -> impl Iterator<Item = Metric> {
-        let waits = [
+        let waited = [
             ("true", &self.waited.let_in),
             ("false", &self.waited.in_vain),
         ];
-        let some = waits.into_iter().filter(|(_, waits)| waits.number() > 0);
-        some.map(|(execute, waits)| {
+        let some = waited.into_iter().filter(|(_, waited)| waited.number() > 0);
+        some.map(|(execute, waited)| {
             let labels = [
                 ("execute", execute),
                 ("flow_schema", &self.name),
                 ("priority_level", &self.level),
             ];
-            histogram(&labels, waits)
+            waits(&labels, waited)
         })
     }
 

@@ -8,7 +8,11 @@ use prometheus::proto::{
 };
 
 use super::admission::{self, LevelCount, SchemaCount};
-use crate::{map_writer::MapFill, waiting::Waits};
+use crate::{
+    latency::{Answered, Total},
+    map_writer::MapFill,
+    waiting::Waits,
+};
 
 /// The data plane, as far as metrics go.
 pub trait KernelSource: Send + Sync {
@@ -72,6 +76,9 @@ pub struct ServiceTraffic {
     pub snat_ports_exhausted: u64,
     /// Endpoints that have refused or not answered the latest connections.
     pub failing: Vec<SocketAddr>,
+    /// How soon endpoints have answered, by the programs' counters, and in all.
+    pub answered: Answered,
+    pub latencies: Total,
 }
 
 /// A limit of connections, and what is counted of it.
@@ -147,21 +154,24 @@ impl ServiceTraffic {
             flow_table_full: 0,
             snat_ports_exhausted: 0,
             failing: Vec::new(),
+            answered: Answered::default(),
+            latencies: Total::default(),
         }
     }
 
     /// What only grows.
-    pub(super) fn counters(&mut self) -> [&mut u64; 4] {
-        [
+    pub(super) fn counters(&mut self) -> impl Iterator<Item = &mut u64> {
+        let single = [
             &mut self.connections,
             &mut self.gave_way,
             &mut self.flow_table_full,
             &mut self.snat_ports_exhausted,
-        ]
+        ];
+        single.into_iter().chain(self.latencies.buckets_mut())
     }
 
     /// A metric of this kind with the service port's labels.
-    fn metric(&self, of_kind: fn(&[(&str, &str)], u64) -> Metric, value: u64) -> Metric {
+    fn metric<T>(&self, of_kind: fn(&[(&str, &str)], T) -> Metric, value: T) -> Metric {
         let labels = [
             ("namespace", &*self.service.namespace),
             ("service", &self.service.name),
@@ -206,6 +216,9 @@ impl Sample {
         let failing = services()
             .filter(|service| !service.failing.is_empty())
             .map(|service| service.metric(gauge, service.failing.len() as u64));
+        let latencies = services()
+            .filter(|service| service.latencies.flows() > 0)
+            .map(|service| service.metric(latencies, &service.latencies));
         let limits = || self.limits.iter();
         let long_running = limits().filter(|limit| limit.long_running);
         let devices = self.devices.iter().map(|device| {
@@ -278,6 +291,13 @@ impl Sample {
                  service ports without any are left out.",
                 MetricType::GAUGE,
                 failing,
+            ),
+            family(
+                "node_lb_service_latency_seconds",
+                "Time from the first packet of a connection to the first one of its endpoint, as they pass this \
+                 node, by service port; service ports without any are left out. The sum is estimated.",
+                MetricType::HISTOGRAM,
+                latencies,
             ),
             family(
                 "node_lb_connection_limit",
@@ -418,18 +438,33 @@ pub(super) fn gauge(labels: &[(&str, &str)], value: u64) -> Metric {
     metric
 }
 
-/// In seconds.
-pub(super) fn histogram(labels: &[(&str, &str)], waits: &Waits) -> Metric {
-    let buckets = waits.up_to_bounds().map(|(bound, number)| {
+pub(super) fn waits(labels: &[(&str, &str)], waits: &Waits) -> Metric {
+    let bounds = waits.up_to_bounds();
+    let buckets = bounds.map(|(bound, number)| (bound.as_secs_f64(), number));
+    histogram(labels, buckets, waits.number(), waits.total().as_secs_f64())
+}
+
+fn latencies(labels: &[(&str, &str)], total: &Total) -> Metric {
+    histogram(labels, total.within(), total.flows(), total.seconds())
+}
+
+/// `buckets` says how many are not above each bound.
+fn histogram(
+    labels: &[(&str, &str)],
+    buckets: impl Iterator<Item = (f64, u64)>,
+    number: u64,
+    sum: f64,
+) -> Metric {
+    let buckets = buckets.map(|(bound, number)| {
         let mut bucket = Bucket::default();
-        bucket.set_upper_bound(bound.as_secs_f64());
+        bucket.set_upper_bound(bound);
         bucket.set_cumulative_count(number);
         bucket
     });
     let mut histogram = Histogram::default();
     histogram.set_bucket(buckets.collect());
-    histogram.set_sample_count(waits.number());
-    histogram.set_sample_sum(waits.total().as_secs_f64());
+    histogram.set_sample_count(number);
+    histogram.set_sample_sum(sum);
     let mut metric = Metric::from_label(pairs(labels));
     metric.set_histogram(histogram);
     metric

@@ -2,14 +2,14 @@
 //! many a Prometheus can take.
 
 use std::{
-    collections::{BTreeSet, HashSet},
+    collections::{BTreeSet, HashMap, HashSet},
     mem::take,
 };
 
 use lb_objects::{ObjectName, Protocol};
 
 use super::kernel::ServiceTraffic;
-use crate::config::ServiceSeries;
+use crate::{config::ServiceSeries, latency::Total};
 
 /// `service` of what all others together have, with an empty `namespace`, which no Service has.
 const OTHER: &str = "other";
@@ -25,14 +25,13 @@ type Port = (ObjectName, String, Protocol);
 pub struct Selection {
     series: ServiceSeries,
     chosen: HashSet<Port>,
+    /// Of those that have been answered, which programs count in numbers that begin anew.
+    latencies: HashMap<Port, Total>,
     /// What is shown of the others, and what it is more than their sum: a counter does not go down
     /// because one of them went or got series of its own.
-    shown: Counters,
-    ahead: Counters,
+    shown: Vec<u64>,
+    ahead: Vec<u64>,
 }
-
-/// The counters of a [`ServiceTraffic`].
-type Counters = [u64; 4];
 
 impl Selection {
     pub fn new(series: ServiceSeries) -> Self {
@@ -44,12 +43,23 @@ impl Selection {
 
     /// Leaves those that have series, and adds the sum of the others if there are any.
     pub fn apply(&mut self, services: &mut Vec<ServiceTraffic>) {
-        let limit = match self.series {
-            ServiceSeries::All => return,
-            ServiceSeries::Off => return services.clear(),
-            ServiceSeries::Limit(limit) => limit.get() as usize,
-        };
+        if self.series == ServiceSeries::Off {
+            return services.clear();
+        }
         let present: HashSet<Port> = services.iter().map(port).collect();
+        self.latencies.retain(|known, _| present.contains(known));
+        for service in services
+            .iter_mut()
+            .filter(|service| service.answered.flows() > 0)
+        {
+            let total = self.latencies.entry(port(service)).or_default();
+            total.follow(&service.answered);
+            service.latencies = *total;
+        }
+        let ServiceSeries::Limit(limit) = self.series else {
+            return;
+        };
+        let limit = limit.get() as usize;
         self.chosen.retain(|chosen| present.contains(chosen));
         let free = limit.saturating_sub(self.chosen.len());
         if free > 0 {
@@ -65,7 +75,7 @@ impl Selection {
             .into_iter()
             .partition(|service| self.chosen.contains(&port(service)));
         *services = mine;
-        if !others.is_empty() || self.shown != Counters::default() {
+        if !others.is_empty() || self.shown.iter().any(|shown| *shown != 0) {
             services.push(self.sum(others));
         }
     }
@@ -73,14 +83,17 @@ impl Selection {
     fn sum(&mut self, others: Vec<ServiceTraffic>) -> ServiceTraffic {
         let mut sum = ServiceTraffic::none(ObjectName::new(String::new(), OTHER));
         for mut other in others {
-            for (sum, other) in sum.counters().into_iter().zip(other.counters()) {
+            for (sum, other) in sum.counters().zip(other.counters()) {
                 *sum += *other;
             }
             sum.half_open += other.half_open;
             sum.failing.extend(other.failing);
         }
-        let counters = sum.counters().into_iter();
-        for (value, (shown, ahead)) in counters.zip(self.shown.iter_mut().zip(&mut self.ahead)) {
+        let counters: Vec<_> = sum.counters().collect();
+        self.shown.resize(counters.len(), 0);
+        self.ahead.resize(counters.len(), 0);
+        let known = self.shown.iter_mut().zip(&mut self.ahead);
+        for (value, (shown, ahead)) in counters.into_iter().zip(known) {
             *ahead = (*ahead).max(shown.saturating_sub(*value));
             *value += *ahead;
             *shown = *value;
@@ -99,6 +112,8 @@ fn port(service: &ServiceTraffic) -> Port {
 
 #[cfg(test)]
 mod tests {
+    use lb_common::abi::Latencies;
+
     use super::*;
 
     fn traffic(names: &[(&str, u64)]) -> Vec<ServiceTraffic> {
@@ -139,6 +154,27 @@ mod tests {
         assert_eq!(found, shown(&[("a", 101), ("c", 5), ("other", 110)]));
         let found = apply(&mut two, &[]);
         assert_eq!(found, shown(&[("other", 110)]));
+    }
+
+    #[test]
+    fn latencies_of_others_are_summed_up_and_never_count_down() {
+        let mut selection = Selection::new("1".parse().unwrap());
+        let mut apply = |answered: &[(&str, u64, u32)]| {
+            let services = answered.iter().map(|(name, connections, flows)| {
+                let mut service = traffic(&[(*name, *connections)]).remove(0);
+                let mut buckets = Latencies::default();
+                buckets.buckets[3] = *flows;
+                service.answered.add(&buckets);
+                service
+            });
+            let mut services: Vec<_> = services.collect();
+            selection.apply(&mut services);
+            let flows = services.iter().map(|service| service.latencies.flows());
+            flows.collect::<Vec<_>>()
+        };
+        assert_eq!(apply(&[("a", 9, 9), ("b", 3, 2), ("c", 2, 1)]), [9, 3]);
+        assert_eq!(apply(&[("a", 9, 9), ("c", 2, 1)]), [9, 3]);
+        assert_eq!(apply(&[("a", 9, 9), ("c", 9, 5)]), [9, 7]);
     }
 
     #[test]

@@ -89,14 +89,13 @@ impl Prover {
         })
     }
 
-    /// Has packets come in elsewhere from now on. Returns whether the programs there are those that are loaded; if
-    /// not, nothing has changed.
-    pub fn enter_by(&mut self, entrances: &[Entrance]) -> bool {
+    /// Has packets come in elsewhere from now on, if the programs there are those that are loaded.
+    pub fn entering_by(self, entrances: &[Entrance]) -> Option<Self> {
         let is_loaded = programs(entrances) == programs(&self.entrances);
-        if is_loaded {
-            self.entrances = entrances.to_vec();
-        }
-        is_loaded
+        is_loaded.then(|| Self {
+            entrances: entrances.to_vec(),
+            ..self
+        })
     }
 
     /// The names of the programs that are asked, with the kernel's hash of their instructions.

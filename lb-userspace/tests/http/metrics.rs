@@ -6,11 +6,13 @@ use std::{
 };
 
 use anyhow::bail;
-use lb_objects::{IpFamily, ObjectName, Protocol};
+use lb_common::abi::Latencies;
+use lb_objects::{IpFamily, ObjectName};
 use node_lb::{
     agent::metrics_server::MetricsServer,
     health::readiness::Readiness,
     http::{Limits, Server, bind},
+    latency::Answered,
     map_writer::MapFill,
     metrics::{
         DeviceMode, KernelSource, LevelCount, LimitCount, Metrics, PacketCount, Sample,
@@ -180,6 +182,13 @@ async fn the_kernels_counters_are_read_at_each_scrape() {
             r#"node_lb_service_flows_gave_way_total{namespace="shop",service="web",port="",protocol="TCP"} 2"#,
             r#"node_lb_service_snat_ports_exhausted_total{namespace="shop",service="web",port="",protocol="TCP"} 7"#,
             r#"node_lb_service_failing_endpoints{namespace="shop",service="web",port="",protocol="TCP"} 1"#,
+            "# TYPE node_lb_service_latency_seconds histogram",
+            r#"node_lb_service_latency_seconds_bucket{namespace="shop",service="web",port="",protocol="TCP",le="0.000065536"} 2"#,
+            r#"node_lb_service_latency_seconds_bucket{namespace="shop",service="web",port="",protocol="TCP",le="0.000262144"} 2"#,
+            r#"node_lb_service_latency_seconds_bucket{namespace="shop",service="web",port="",protocol="TCP",le="0.001048576"} 3"#,
+            r#"node_lb_service_latency_seconds_bucket{namespace="shop",service="web",port="",protocol="TCP",le="1.073741824"} 3"#,
+            r#"node_lb_service_latency_seconds_bucket{namespace="shop",service="web",port="",protocol="TCP",le="+Inf"} 4"#,
+            r#"node_lb_service_latency_seconds_count{namespace="shop",service="web",port="",protocol="TCP"} 4"#,
             r#"node_lb_connection_limit{scope="node",namespace="",service=""} 100"#,
             r#"node_lb_connection_limit_in_use{scope="node",namespace="",service=""} 40"#,
             r#"node_lb_connection_limit_highest{scope="node",namespace="",service=""} 50"#,
@@ -351,6 +360,17 @@ fn waits(all: &[u64]) -> Waits {
     waits
 }
 
+/// So many flows in each of these buckets.
+fn answered(buckets: &[(usize, u32)]) -> Answered {
+    let mut counted = Latencies::default();
+    for (bucket, flows) in buckets {
+        counted.buckets[*bucket] = *flows;
+    }
+    let mut answered = Answered::default();
+    answered.add(&counted);
+    answered
+}
+
 fn sample() -> Sample {
     Sample {
         packets: vec![PacketCount {
@@ -359,15 +379,13 @@ fn sample() -> Sample {
             packets: 1 << 54,
         }],
         services: vec![ServiceTraffic {
-            service: ObjectName::new("shop", "web"),
-            port: String::new(),
-            protocol: Protocol::Tcp,
             connections: 5,
             half_open: 3,
             gave_way: 2,
-            flow_table_full: 0,
             snat_ports_exhausted: 7,
             failing: vec!["10.0.1.5:8080".parse().unwrap()],
+            answered: answered(&[(0, 2), (5, 1), (31, 1)]),
+            ..ServiceTraffic::none(ObjectName::new("shop", "web"))
         }],
         limits: vec![node_limit(), long_running()],
         limits_corrected: 2,
