@@ -240,6 +240,9 @@ pub mod plan_flag {
     /// With [`LEAST_CONNECTIONS`]: the one that answers sooner is picked, by
     /// [`crate::flow::latency::is_quicker`]. Versions that do not know it go by connections.
     pub const LEAST_LATENCY: u32 = 1 << 7;
+    /// From this bit on: how many connections an endpoint that lookup tables pick may have open, in
+    /// percent of the mean; 0 means any number. Versions that do not know it set no bound.
+    pub const BALANCE_SHIFT: u32 = 16;
 }
 
 /// Element of `ENDPOINTS`: one endpoint slot.

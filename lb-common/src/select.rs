@@ -13,6 +13,7 @@ use crate::{
         load,
         slots::Slots,
     },
+    opaque::rolled,
     parse::Tuple,
     tables::Services,
 };
@@ -20,6 +21,9 @@ use crate::{
 /// Seconds for which an unconnected socket may be silent before its next datagram draws an endpoint
 /// anew: as long as the kernel's connection tracking keeps a UDP flow that was answered.
 const SILENT_SOCKET: u32 = 120;
+
+/// How many endpoints [`balanced`] looks at.
+const SAMPLE: usize = 64;
 
 /// A set of endpoints as the kernel sees it: a contiguous part of `ENDPOINTS`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +44,15 @@ impl Range {
     pub fn at(self, number: u32) -> u32 {
         let scaled = u64::from(number) * u64::from(self.count);
         self.first.wrapping_add((scaled >> 32) as u32)
+    }
+
+    /// The index so many endpoints after that at `index`, and from the set's beginning again after its end.
+    /// Without a branch, which the verifier would follow in every round of a loop.
+    #[inline(always)]
+    pub fn after(self, index: u32, steps: u32) -> u32 {
+        let offset = index.wrapping_sub(self.first).wrapping_add(steps);
+        let offset = offset.checked_rem(self.count).unwrap_or(0);
+        self.first.wrapping_add(offset)
     }
 
     /// The first of two indexes that is in the set.
@@ -116,6 +129,13 @@ impl Plan {
         if ready.is_empty() { terminating } else { ready }
     }
 
+    /// How many connections an endpoint that lookup tables pick may have open, in percent of the mean; 0
+    /// means any number.
+    #[inline(always)]
+    pub fn balance_factor(&self) -> u32 {
+        self.flags >> plan_flag::BALANCE_SHIFT
+    }
+
     /// Whether a flag is set.
     #[inline(always)]
     pub fn has(&self, flag: u32) -> bool {
@@ -189,7 +209,8 @@ pub fn pick_for_socket<A: Address, S: Services<A>>(
         Some((index, _)) => index,
         None => {
             let number = services.random();
-            fresh(services, plan, policy, plan.set(policy), tuple, number)?
+            let index = fresh(services, plan, policy, plan.set(policy), tuple, number)?;
+            within_bound(services, plan, policy, index)
         }
     };
     let first = index;
@@ -204,6 +225,26 @@ pub fn pick_for_socket<A: Address, S: Services<A>>(
         services.remember_socket_affinity(&key, &affinity_to(services, index, now)?);
     }
     Some((index, known.is_some()))
+}
+
+/// The endpoint at an index, which [`pick`] has found for a new connection or, where a lookup table has led
+/// there and its load is bounded, another one that is [`balanced`]. A client with session affinity stays where
+/// it is.
+///
+/// Not for a connection in progress, whose flow was lost: most likely it began where the table leads.
+#[inline(always)]
+pub fn within_bound<A: Address, S: Services<A>>(
+    services: &S,
+    plan: &Plan,
+    policy: Policy,
+    index: u32,
+) -> u32 {
+    match plan.balance_factor() {
+        factor if factor != 0 && plan.affinity_seconds == 0 => {
+            services.balanced(plan.set(policy), index, factor)
+        }
+        _ => index,
+    }
 }
 
 /// The endpoint at an index or, where each may have so many connections, the next one of its set that has
@@ -353,6 +394,43 @@ fn fresh<A: Address, S: Services<A>>(
         true => Some(services.less_loaded(one, at(number.rotate_left(16))?, by_latency)),
         false => Some(one),
     }
+}
+
+/// The endpoint at an index of a set or, where that has more connections open than `factor` percent of the
+/// mean for its weight, the next one that has not: consistent hashing with bounded loads (Mirrokni,
+/// Thorup, Zadimoghaddam, 2016). The mean is that of the [`SAMPLE`] endpoints from there on, with the
+/// connection to come. Some endpoint has no more than the mean, so there is one if `factor` is above 100.
+#[inline(always)]
+pub fn balanced<A: Address, T: Services<A> + Slots<A>>(
+    tables: &T,
+    set: Range,
+    index: u32,
+    factor: u32,
+) -> u32 {
+    if open_at(tables, index) == 0 {
+        return index;
+    }
+    let (mut open, mut weight) = (1, 0);
+    for step in rolled(SAMPLE) {
+        if step as u32 >= set.count {
+            break;
+        }
+        let load = load_at(tables, set.after(index, step as u32));
+        open += u64::from(load::open(load));
+        weight += load::weight(load);
+    }
+    for step in rolled(SAMPLE) {
+        if step as u32 >= set.count {
+            break;
+        }
+        let index = set.after(index, step as u32);
+        let load = load_at(tables, index);
+        let its = u64::from(load::open(load)) * 100 * weight;
+        if its < u64::from(factor) * open * load::weight(load) {
+            return index;
+        }
+    }
+    index
 }
 
 /// Of two endpoints at these indexes, which were drawn at random, that of the one with fewer

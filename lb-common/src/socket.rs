@@ -148,6 +148,7 @@ fn pick<'a, A: Address, S: Services<A>>(
         _ => {
             let number = services.random();
             let index = select::pick(services, plan, policy, &tuple, number)?;
+            let index = select::within_bound(services, plan, policy, index);
             (select::with_room(services, plan, policy, index), false)
         }
     };

@@ -44,6 +44,8 @@ pub trait Services<A: Address> {
     /// [`less_loaded`](crate::select::less_loaded), which in the kernel is a function that the
     /// verifier looks at by itself, and only once.
     fn less_loaded(&self, one: u32, other: u32, by_latency: bool) -> u32;
+    /// [`balanced`](crate::select::balanced), likewise.
+    fn balanced(&self, set: Range, index: u32, factor: u32) -> u32;
     /// [`with_room`](crate::pipeline::with_room), likewise.
     fn with_room(&self, set: Range, index: u32, most: u32) -> u32;
     /// [`sticky_index`](crate::select::sticky_index), likewise.

@@ -125,6 +125,11 @@ impl<A: FamilyMaps, C, const ANY_DEVICE: bool, const TRACES: bool> Services<A>
     }
 
     #[inline(always)]
+    fn balanced(&self, set: Range, index: u32, factor: u32) -> u32 {
+        steps::balanced(set.first, set.count, index, factor)
+    }
+
+    #[inline(always)]
     fn with_room(&self, set: Range, index: u32, most: u32) -> u32 {
         steps::with_room(set.first, set.count, index, most)
     }

@@ -313,6 +313,16 @@ pub extern "C" fn enter_endpoint(endpoint: u32, most: u32) -> u64 {
     })
 }
 
+/// [`lb_common::select::balanced`] of the set that begins at `first`. The same for both families.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn balanced(first: u32, count: u32, index: u32, factor: u32) -> u32 {
+    let kernel = Kernel::<_, true, false>::new((), 0);
+    kernel.map_or(index, |kernel| {
+        select::balanced::<Ip4, _>(&kernel, Range { first, count }, index, factor)
+    })
+}
+
 /// [`lb_common::pipeline::with_room`] of the set that begins at `first`. The same for both families.
 #[unsafe(no_mangle)]
 #[inline(never)]

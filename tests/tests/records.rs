@@ -292,6 +292,7 @@ fn service(rng: &mut Rng, number: usize) -> (Service, Vec<EndpointSlice>) {
         slow_start: None,
         removed_endpoints: RemovedEndpoints::Keep,
         max_connections: rng.u32(..3) * 10,
+        hash_balance_factor: 0,
         max_connections_per_endpoint: 0,
         long_running: rng.u8(..4) == 0,
     };

@@ -58,7 +58,7 @@ pub fn is_less(one: Option<NonNull<EndpointLoad>>, other: Option<NonNull<Endpoin
 
 /// The weight of an endpoint beside the others of its Service, at least 1.
 #[inline(always)]
-pub(super) fn weight(load: Option<NonNull<EndpointLoad>>) -> u64 {
+pub(crate) fn weight(load: Option<NonNull<EndpointLoad>>) -> u64 {
     // SAFETY: elements of maps stay; a word that the agent replaces as a whole.
     let weight = load.map_or(0, |load| unsafe {
         (&raw const (*load.as_ptr()).weight).read_volatile()

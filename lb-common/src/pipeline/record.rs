@@ -68,6 +68,9 @@ fn try_begin<A: Address, T: Tables<A>>(
     let number = draw(tables, work);
     work.reason = Reason::NotProgrammed;
     let mut index = select::pick(tables, plan, route.policy, &work.tuple, number)?;
+    if !picks_up {
+        index = select::within_bound(tables, plan, route.policy, index);
+    }
     if opens && turns_away(tables, tables.endpoint(index)?.id, work.avoided) {
         let first = index;
         index = tables.elsewhere(plan.set(route.policy), first, work.avoided);

@@ -29,15 +29,12 @@ pub fn with_room<A: Address, T: Services<A> + Slots<A>>(
     index: u32,
     most: u32,
 ) -> u32 {
-    let offset = index.wrapping_sub(set.first);
     for look in rolled(LOOKS) {
         let look = look as u32;
         if look >= set.count {
             break;
         }
-        // Without a branch, which the verifier would follow in every round.
-        let ahead = offset.wrapping_add(look).checked_rem(set.count);
-        let index = set.first.wrapping_add(ahead.unwrap_or(0));
+        let index = set.after(index, look);
         if select::open_at(tables, index) < most {
             return index;
         }

@@ -189,6 +189,9 @@ pub struct Service {
     /// `sessionAffinity: ClientIP` and its timeout.
     pub session_affinity: Option<Duration>,
     pub algorithm: Algorithm,
+    /// With [`Algorithm::Maglev`]: how many connections an endpoint may have open before others get its new
+    /// ones, in percent of the mean; 0 means any number.
+    pub hash_balance_factor: u16,
     pub weights: Weights,
     /// Over what time the share of an endpoint that becomes ready grows; `None`: it is whole at once.
     pub slow_start: Option<Duration>,

@@ -40,7 +40,7 @@ use crate::{
 const SHARE: u32 = 200;
 /// Services that are asked about at a time.
 const SERVICES: usize = 32;
-/// Differences that are logged and shown at a time.
+/// Differences of a round that are logged and shown.
 const TOLD: usize = 10;
 
 /// Where the questions stand.
@@ -305,7 +305,10 @@ impl Agent {
         self.metrics.test_packets.differences.inc_by(number);
         let round = &mut self.proof.round;
         round.differences += number;
-        for found in found.iter().take(TOLD) {
+        for found in found
+            .iter()
+            .take(TOLD.saturating_sub(round.described.len()))
+        {
             tracing::warn!("test packets meet something else than Services ask for: {found}");
             round.described.push(found.to_string());
         }

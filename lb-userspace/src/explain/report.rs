@@ -69,6 +69,10 @@ pub struct Report {
         skip_serializing_if = "Option::is_none"
     )]
     pub algorithm: Option<Algorithm>,
+    /// With Maglev: how many connections an endpoint may have open before others get its new ones, in
+    /// percent of the mean; absent if any number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hash_balance_factor: Option<u32>,
     /// Whether the endpoints are terminating, because none is ready; absent if not.
     #[serde(default, skip_serializing_if = "is_false")]
     pub terminating: bool,
@@ -223,6 +227,9 @@ impl From<&Decision<'_>> for Report {
                 .unwrap_or_default(),
             weights: weights.filter(|weight| *weight != 0).collect(),
             algorithm: choice.map(|frontend| frontend.algorithm),
+            hash_balance_factor: choice
+                .map(|frontend| frontend.plan.balance_factor())
+                .filter(|factor| *factor != 0),
             terminating: choice.is_some_and(Frontend::terminating),
             hinted: choice.is_some_and(Frontend::hinted),
             affinity_seconds: choice

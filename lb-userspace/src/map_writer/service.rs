@@ -727,6 +727,7 @@ impl Wanted {
             }
             Algorithm::Random | Algorithm::Maglev => {}
         }
+        flags |= u32::from(plan.hash_balance_factor) << plan_flag::BALANCE_SHIFT;
         let is_maglev = plan.algorithm == Algorithm::Maglev;
         let weights = plan.endpoints.weights();
         let has_tables = !weights.is_empty() || is_maglev && !plan.endpoints.is_empty();

@@ -346,7 +346,8 @@ impl MapWriter {
             findings.element("PLANS", &*maps.plans, content, key);
         }
         let lane = usize::from(programmed.lane);
-        let is_weighed = programmed.content.has(plan_flag::LEAST_CONNECTIONS);
+        let is_weighed = programmed.content.has(plan_flag::LEAST_CONNECTIONS)
+            || programmed.content.balance_factor() != 0;
         let slots = programmed.slots().zip(&*programmed.endpoints);
         for ((slot, endpoint), weight) in slots.zip(all_weights(&programmed.weights)) {
             findings.element("ENDPOINTS", &*maps.endpoints, (slot, endpoint), key);

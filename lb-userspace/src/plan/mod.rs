@@ -92,6 +92,10 @@ pub fn plan_after(
             source_ranges: source_ranges.clone(),
             session_affinity: service.session_affinity,
             algorithm: service.algorithm,
+            hash_balance_factor: match service.algorithm {
+                Algorithm::Maglev => service.hash_balance_factor,
+                _ => 0,
+            },
             slow_start: service.slow_start,
             max_connections: service.max_connections,
             max_connections_per_endpoint: service.max_connections_per_endpoint,
@@ -148,6 +152,9 @@ pub struct Plan {
     /// How long a client sticks to its endpoint after its last new connection.
     pub session_affinity: Option<Duration>,
     pub algorithm: Algorithm,
+    /// Of Maglev alone: how many connections an endpoint may have open before others get its new ones, in
+    /// percent of the mean; 0 means any number.
+    pub hash_balance_factor: u16,
     /// Over what time the share of an endpoint that becomes ready grows; `None`: it is whole at once.
     pub slow_start: Option<Duration>,
     /// The most connections that its Service may have on this node; 0 means no limit.
@@ -190,6 +197,7 @@ impl Plan {
             || self.max_connections_per_endpoint != 0
             || self.long_running
             || self.algorithm.goes_by_load()
+            || self.hash_balance_factor != 0
     }
 
     /// Whether any traffic can need the Cluster set. Externally accessible ports always need it, if

@@ -584,6 +584,7 @@ fn planned(namespace: &str, name: &str, endpoints: &[&str]) -> ServicePlan {
         slow_start: None,
         removed_endpoints: RemovedEndpoints::Keep,
         max_connections: 0,
+        hash_balance_factor: 0,
         max_connections_per_endpoint: 0,
         long_running: false,
     };

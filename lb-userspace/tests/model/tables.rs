@@ -74,6 +74,10 @@ impl Services<Ip4> for Cpu {
         select::less_loaded::<Ip4, _>(self, one, other, by_latency)
     }
 
+    fn balanced(&self, set: Range, index: u32, factor: u32) -> u32 {
+        select::balanced::<Ip4, _>(self, set, index, factor)
+    }
+
     fn with_room(&self, set: Range, index: u32, most: u32) -> u32 {
         pipeline::with_room::<Ip4, _>(self, set, index, most)
     }

@@ -6,6 +6,7 @@ mod scene;
 
 mod answers;
 mod associations;
+mod balance;
 mod budgets;
 mod connections;
 mod deadlines;

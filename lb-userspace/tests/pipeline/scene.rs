@@ -69,6 +69,7 @@ pub struct Scene {
     pub ports: PortRange,
     pub flow_records: u32,
     pub algorithm: Algorithm,
+    pub hash_balance_factor: u16,
     /// The port at which the Service is reached.
     pub port: u16,
     pub limits: Limits,
@@ -126,6 +127,7 @@ impl Scene {
             ports: SNAT,
             flow_records: 1024,
             algorithm: Algorithm::Random,
+            hash_balance_factor: 0,
             port: 80,
             limits: Limits::default(),
         }
@@ -362,6 +364,7 @@ impl Scene {
             slow_start: None,
             removed_endpoints: RemovedEndpoints::Keep,
             max_connections: self.limits.service,
+            hash_balance_factor: self.hash_balance_factor,
             max_connections_per_endpoint: self.limits.endpoint,
             long_running: self.limits.long_running,
         }

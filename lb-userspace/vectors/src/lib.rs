@@ -251,6 +251,7 @@ impl ServiceRow {
             slow_start: None,
             removed_endpoints: RemovedEndpoints::Keep,
             max_connections: 0,
+            hash_balance_factor: 0,
             max_connections_per_endpoint: 0,
             long_running: false,
         }

@@ -244,6 +244,7 @@ fn service(name: &str, spec: &ServiceSpec, scene: Scene) -> Service {
         slow_start: None,
         removed_endpoints: RemovedEndpoints::Keep,
         max_connections: 0,
+        hash_balance_factor: 0,
         max_connections_per_endpoint: 0,
         long_running: false,
     }

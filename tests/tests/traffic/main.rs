@@ -5,6 +5,7 @@ mod access;
 mod admission;
 mod affinity;
 mod associations;
+mod balance;
 mod foreign_rules;
 mod ground;
 mod hairpin;

@@ -176,6 +176,10 @@ impl<A: Family, const ANY_DEVICE: bool> Services<A> for Hook<'_, ANY_DEVICE> {
         select::less_loaded::<A, _>(self, one, other, by_latency)
     }
 
+    fn balanced(&self, set: Range, index: u32, factor: u32) -> u32 {
+        select::balanced::<A, _>(self, set, index, factor)
+    }
+
     fn with_room(&self, set: Range, index: u32, most: u32) -> u32 {
         pipeline::with_room::<A, _>(self, set, index, most)
     }

@@ -23,6 +23,11 @@ const PROXY_NAME_LABEL: &str = "service.kubernetes.io/service-proxy-name";
 /// How an endpoint is chosen: `random` (default), `maglev`, `least-connections` or
 /// `least-latency`.
 const ALGORITHM_ANNOTATION: &str = "node-lb.io/algorithm";
+/// With `maglev`: how many connections an endpoint may have open before others get its new ones, in
+/// percent of the mean; `0` (default) means any number. As HAProxy's `hash-balance-factor`.
+const HASH_BALANCE_FACTOR_ANNOTATION: &str = "node-lb.io/hash-balance-factor";
+/// The least and the most of them, besides 0.
+const BALANCE_FACTORS: std::ops::RangeInclusive<u16> = 101..=10_000;
 /// The weights of endpoints, with commas between them: `192.0.2.1=3` for an address, `node/big=2` for
 /// all endpoints on a node.
 const WEIGHTS_ANNOTATION: &str = "node-lb.io/weights";
@@ -101,6 +106,7 @@ impl Translate for core::Service {
             )?,
             session_affinity: session_affinity(spec, findings)?,
             algorithm: algorithm(&self.metadata, findings),
+            hash_balance_factor: hash_balance_factor(&self.metadata, findings),
             weights: weights(&self.metadata, findings),
             slow_start: slow_start(&self.metadata, findings),
             removed_endpoints: removed_endpoints(&self.metadata, findings),
@@ -341,6 +347,23 @@ fn slow_start(metadata: &ObjectMeta, findings: &mut Findings) -> Option<Duration
     let time = field::seconds(field, text, MAX_SLOW_START_SECONDS, otherwise);
     let time = findings.check(Refused::Value, time)?;
     (!time.is_zero()).then_some(time)
+}
+
+fn hash_balance_factor(metadata: &ObjectMeta, findings: &mut Findings) -> u16 {
+    let Some(text) = field::annotation(metadata, HASH_BALANCE_FACTOR_ANNOTATION) else {
+        return 0;
+    };
+    let is_valid = |factor: &u16| *factor == 0 || BALANCE_FACTORS.contains(factor);
+    if let Some(factor) = text.parse().ok().filter(is_valid) {
+        return factor;
+    }
+    let (least, most) = (BALANCE_FACTORS.start(), BALANCE_FACTORS.end());
+    let invalid = Invalid::text(
+        format_args!("metadata.annotations[{HASH_BALANCE_FACTOR_ANNOTATION}]"),
+        text,
+        format!("must be 0 or a whole number from {least} to {most}, and is taken as 0"),
+    );
+    findings.check(Refused::Value, Err(invalid)).unwrap_or(0)
 }
 
 fn removed_endpoints(metadata: &ObjectMeta, findings: &mut Findings) -> RemovedEndpoints {

@@ -249,6 +249,10 @@ fn picked(report: &Report) -> String {
         Some(Algorithm::LeastConnections) => "by least connections, of two at random",
         Some(Algorithm::LeastLatency) => "by least latency, of two at random",
     };
+    let bound = report.hash_balance_factor.map_or(String::new(), |percent| {
+        format!(", past those that have {percent} % of the mean of open connections")
+    });
+    let how = format!("{how}{bound}");
     match report.endpoints.len() {
         1 => format!("The only such endpoint is {shown}."),
         n if n > SHOWN_ENDPOINTS => {

@@ -25,6 +25,24 @@ fn weights_are_shown_where_endpoints_differ() {
 }
 
 #[test]
+fn a_bound_of_maglev_is_told() {
+    let shown = |algorithm: &str| {
+        let annotations = format!(
+            "annotations: {{node-lb.io/algorithm: {algorithm}, node-lb.io/hash-balance-factor: '125'}}"
+        );
+        let web = WEB.replacen("name: web}", &format!("name: web, {annotations}}}"), 1);
+        let manifests = Files::numbered(&[NODE, &web, DB]);
+        let packet = ["--from", "10.0.0.9", "--to", "198.51.100.7:80"];
+        stdout(&explain(&manifests, &[&packet[..], &NODE_CIDR].concat())).to_owned()
+    };
+    let text = shown("maglev");
+    let how = "is picked by Maglev, past those that have 125 % of the mean of open connections: ";
+    assert!(text.contains(how), "{text}");
+    let text = shown("random");
+    assert!(text.contains("is picked at random: "), "{text}");
+}
+
+#[test]
 fn text_reads_as_an_explanation() {
     let manifests = Files::numbered(&[NODE, WEB, DB]);
     for (from, to, expected) in [

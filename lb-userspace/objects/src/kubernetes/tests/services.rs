@@ -302,6 +302,36 @@ fn endpoints_may_have_a_limit_and_get_connections_by_load() {
 }
 
 #[test]
+fn a_hash_balance_factor_is_above_a_hundred_percent() {
+    let service = |factor: &str| {
+        let translated = translated(
+            "Service",
+            json!({"metadata": {"name": "web", "annotations": {"node-lb.io/algorithm": "maglev",
+                "node-lb.io/hash-balance-factor": factor}},
+                "spec": {"clusterIP": "10.96.0.1"}}),
+        );
+        let Outcome::Use(Object::Service(service)) = translated.outcome else {
+            panic!("{translated:?}");
+        };
+        let problems = translated.problems.iter().map(ToString::to_string);
+        (service.hash_balance_factor, problems.collect::<Vec<_>>())
+    };
+    for (text, factor) in [("0", 0), ("101", 101), ("125", 125), ("10000", 10_000)] {
+        assert_eq!(service(text), (factor, Vec::new()));
+    }
+    for text in ["100", "1", "10001", "70000", "-125", "1.25", "", "many"] {
+        let (factor, problems) = service(text);
+        assert_eq!((factor, problems.len()), (0, 1), "{text:?}");
+        let expected = "must be 0 or a whole number from 101 to 10000, and is taken as 0";
+        assert!(problems[0].contains(expected), "{problems:?}");
+        assert!(
+            problems[0].contains("annotations[node-lb.io/hash-balance-factor]"),
+            "{problems:?}"
+        );
+    }
+}
+
+#[test]
 fn a_slow_start_is_a_number_of_seconds_up_to_an_hour() {
     let service = |seconds: &str| {
         let translated = translated(
