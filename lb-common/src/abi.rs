@@ -821,7 +821,8 @@ pub struct Socket {
 }
 
 /// Value of `SOCKET_SEATS`, which is the socket's own: what a socket holds that was translated. All zero
-/// before it is translated to a Service whose connections are counted.
+/// before it is translated to a Service whose connections are counted. `SEATED_SOCKETS` has those that are not, by
+/// the socket's cookie.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SocketSeats {

@@ -2,7 +2,7 @@
 
 use aya_ebpf::{
     Global,
-    bindings::BPF_F_MMAPABLE,
+    bindings::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC},
     btf_maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, RingBuf, SkStorage},
     macros::btf_map,
 };
@@ -28,6 +28,8 @@ use lb_common::{
 
 /// The agent reads and writes these through memory, without system calls.
 const MMAP: usize = BPF_F_MMAPABLE as usize;
+/// Entries take memory when they are there.
+const ON_DEMAND: usize = BPF_F_NO_PREALLOC as usize;
 const HOOKS: usize = Hook::ALL.len();
 
 /// The node's settings.
@@ -225,6 +227,10 @@ pub static SOCKETS: LruHashMap<SocketKey, Socket, 131_072> = LruHashMap::new();
 /// What each translated socket holds of limits.
 #[btf_map]
 pub static SOCKET_SEATS: SkStorage<SocketSeats> = SkStorage::new();
+
+/// The same again by socket cookie, for kernels in which nobody may list the map above.
+#[btf_map]
+pub static SEATED_SOCKETS: HashMap<u64, SocketSeats, 131_072, ON_DEMAND> = HashMap::new();
 
 /// Packets by hook and reason.
 #[btf_map]

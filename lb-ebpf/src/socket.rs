@@ -21,7 +21,7 @@ use lb_common::{
 use crate::{
     family::FamilyMaps,
     kernel::{Kernel, count},
-    maps::{SOCKET_SEATS, SOCKETS},
+    maps::{SEATED_SOCKETS, SOCKET_SEATS, SOCKETS},
     steps, trace,
 };
 
@@ -41,7 +41,7 @@ pub fn outgoing<D: SocketAddress, const TRACES: bool>(ctx: *mut bpf_sock_addr, c
     }
     if call == Call::Connect {
         // Wherever it goes now.
-        give_back(seats(socket_of(ctx), 0));
+        give_back(seats(socket_of(ctx), 0), || cookie(ctx));
     }
     let Some(kernel) = Kernel::<_, true, false>::new(ctx, 0) else {
         return ALLOW;
@@ -84,7 +84,9 @@ pub fn incoming<D: SocketAddress>(ctx: *mut bpf_sock_addr) -> i32 {
 /// A socket goes: what it holds is free again.
 #[inline(always)]
 pub fn released(socket: *mut bpf_sock) -> i32 {
-    give_back(seats(socket, 0));
+    // SAFETY: the program's own context.
+    let cookie = || unsafe { bpf_get_socket_cookie(socket.cast()) };
+    give_back(seats(socket, 0), cookie);
     ALLOW
 }
 
@@ -117,12 +119,14 @@ fn seats(socket: *mut bpf_sock, flags: u32) -> *mut SocketSeats {
     }
 }
 
+/// Gives back what a socket with this cookie holds.
 #[inline(always)]
-fn give_back(held: *mut SocketSeats) {
+fn give_back(held: *mut SocketSeats, cookie: impl FnOnce() -> u64) {
     // SAFETY: null or the socket's own record, which nobody else uses meanwhile: system calls on a socket
     // take turns, and the last one is over when it goes.
     if unsafe { held.as_ref() }.is_some_and(|held| held.endpoint != 0) {
         steps::unseat_socket(held);
+        let _ = SEATED_SOCKETS.remove(cookie());
     }
 }
 
@@ -160,13 +164,18 @@ impl<A: FamilyMaps> Caller<A> for Asking {
     #[inline(always)]
     fn take_seats(&self, tuple: &Tuple<A>, endpoint: u32) -> Option<Reason> {
         let record = seats(socket_of(self.ctx), BPF_SK_STORAGE_GET_F_CREATE);
-        give_back(record);
+        let cookie = Caller::<A>::cookie(self);
+        give_back(record, || cookie);
         // SAFETY: null or the socket's own record: see `give_back`.
         let Some(held) = (unsafe { record.as_mut() }) else {
             return Some(Reason::ConcurrencyLimit);
         };
-        held.ports = Caller::<A>::cookie(self) as u32;
+        held.ports = cookie as u32;
         let refused = A::seat_socket(tuple, endpoint, record);
+        if held.endpoint != 0 {
+            // If there is no room, whoever lists them sees that the map is full.
+            let _ = SEATED_SOCKETS.insert(cookie, held, 0);
+        }
         [
             Reason::ConcurrencyLimit,
             Reason::EndpointLimit,

@@ -48,7 +48,7 @@ const SHARED: [&str; 12] = [
 ];
 
 /// Entries of maps that are large elsewhere. What is not there is not counted, and not remembered.
-const SMALL: [(&str, u32); 26] = [
+const SMALL: [(&str, u32); 27] = [
     ("FLOWS4", RECORDS),
     ("FLOWS6", RECORDS),
     ("ENDPOINT_STATES", 1),
@@ -62,6 +62,7 @@ const SMALL: [(&str, u32); 26] = [
     ("AFFINITY", 1),
     ("SOCKET_AFFINITY", 1),
     ("SOCKETS", 1),
+    ("SEATED_SOCKETS", 1),
     ("FRAGMENTS", 1),
     ("HALF_OPEN4", 1),
     ("HALF_OPEN6", 1),

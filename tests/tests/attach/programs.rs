@@ -2,7 +2,10 @@
 
 use std::{collections::BTreeMap, time::Instant};
 
-use aya::{Btf, EbpfLoader, VerifierLogLevel, programs::Program};
+use aya::{
+    Btf, EbpfLoader, VerifierLogLevel,
+    programs::{Iter, Program, ProgramError},
+};
 use lb_datapath::{OBJECT, hooks};
 
 use crate::budget::{self, RESIZE};
@@ -12,8 +15,9 @@ use crate::budget::{self, RESIZE};
 #[test]
 fn every_program_passes_the_verifier_within_its_budget() {
     let mut always = hooks::programs();
-    always.extend(["end_wait", "list_seats"]);
+    always.push("end_wait");
     let mut verified = verify(EbpfLoader::new(), &always);
+    verified.extend(lists_sockets().map(|instructions| ("list_seats".to_owned(), instructions)));
     // Programs that run while flow tables change their size use another table too.
     let mut loader = EbpfLoader::new();
     for mask in ["OTHER_MASK4", "OTHER_MASK6"] {
@@ -30,6 +34,30 @@ fn every_program_passes_the_verifier_within_its_budget() {
     // And those for the time in which packets are traced.
     verified.extend(verify(EbpfLoader::new(), &hooks::tracing_programs()));
     budget::check(&verified);
+}
+
+/// Loads the program that lists what sockets hold. `None` if this kernel lets nobody list that, whatever the program
+/// is: some are built so, and the agent says then what it cannot do.
+fn lists_sockets() -> Option<u32> {
+    let mut loader = EbpfLoader::new();
+    loader.verifier_log_level(VerifierLogLevel::STATS);
+    let mut object = loader.load(OBJECT).unwrap();
+    let program: &mut Iter = object
+        .program_mut("list_seats")
+        .unwrap()
+        .try_into()
+        .unwrap();
+    match program.load("bpf_sk_storage_map", &Btf::from_sys_fs().unwrap()) {
+        Ok(()) => program.info().unwrap().verified_instruction_count(),
+        // Not what a verifier says that dislikes a program.
+        Err(ProgramError::LoadError { io_error, .. })
+            if io_error.raw_os_error() == Some(libc::EPERM) =>
+        {
+            println!("list_seats: this kernel has no programs for the values of sockets");
+            None
+        }
+        Err(error) => panic!("list_seats: {error}"),
+    }
 }
 
 /// Beginnings of the names of programs that use no flows.
@@ -53,9 +81,6 @@ fn verify(mut loader: EbpfLoader<'_>, programs: &[&str]) -> BTreeMap<String, u32
             Program::SchedClassifier(program) => program.load().and_then(|()| program.info()),
             Program::CgroupSockAddr(program) => program.load().and_then(|()| program.info()),
             Program::CgroupSock(program) => program.load().and_then(|()| program.info()),
-            Program::Iter(program) => program
-                .load("bpf_sk_storage_map", &Btf::from_sys_fs().unwrap())
-                .and_then(|()| program.info()),
             other => panic!("{name} is of a kind that node-lb has not: {other:?}"),
         };
         let took = start.elapsed();

@@ -722,6 +722,7 @@ fn settings() -> Settings<'static> {
         ("AFFINITY", 1024),
         ("SOCKET_AFFINITY", 1024),
         ("SOCKETS", 1024),
+        ("SEATED_SOCKETS", 1024),
         ("HALF_OPEN4", RINGS * HALF_OPEN),
         ("HALF_OPEN6", RINGS * HALF_OPEN),
     ];

@@ -28,6 +28,8 @@ const HELD: Duration = Duration::from_secs(5);
 /// What such a socket is asked to wait for an answer.
 const DEADLINE: Duration = Duration::from_secs(20);
 const KINDS: [Protocol; 3] = [Protocol::Tcp, Protocol::Udp, Protocol::UdpUnconnected];
+/// What an agent says in a kernel that does not let sockets be listed.
+const FROM_COPIES: &str = "what sockets hold of limits is known from copies";
 const CORRECTED: &str = "node_lb_connection_limit_corrected_total";
 
 /// The connections within the limit of the Service, or within the node's, and those refused, as node 1's
@@ -154,6 +156,12 @@ fn sockets_whose_end_nobody_sees_give_their_places_back() -> Result<()> {
         is_over.store(true, Relaxed);
         assert!(replies.iter().all(Result::is_ok), "{replies:?}");
     });
+    if ground.balanced().agents[0].log()?.contains(FROM_COPIES) {
+        println!("this kernel lists no sockets, and copies do not tell which ones are gone");
+        several_passes();
+        assert!(counted(&ground, Some("/service-1"))?.0 > 0);
+        return Ok(());
+    }
     wait_for(&ground, 0);
     let corrected = ground.balanced().metric(1, CORRECTED)?;
     assert!(

@@ -24,7 +24,7 @@ use lb_common::{
         Endpoint, EndpointLatency, EndpointLoad, EndpointMemory, EndpointState, FlowSchema,
         FragmentKey, Frontend, FrontendKey, Latencies, Limits, LocalAddress, MaglevRows, Plan,
         RejectBudget, Service, ServiceFlows, ServiceRange, ServiceStats, Shortages, Socket,
-        SocketAffinityKey, SocketKey, SourceRangeKey, TunnelSource,
+        SocketAffinityKey, SocketKey, SocketSeats, SourceRangeKey, TunnelSource,
     },
     addr::{Ip4, Ip6},
     flow::{
@@ -177,6 +177,7 @@ fn clear(name: &str, map: MapData) {
         "SOCKETS" => empty::<SocketKey, Socket>(&map),
         // Each socket has its own value, which goes with it.
         "SOCKET_SEATS" => {}
+        "SEATED_SOCKETS" => empty::<u64, SocketSeats>(&map),
         "PACKETS" => zero_per_cpu::<u64>(map, COUNTERS as u32),
         "REJECT_BUDGET" => zero_per_cpu::<RejectBudget>(map, 1),
         _ => panic!("map {name} is new: {} must know how it is cleared", file!()),
