@@ -41,7 +41,7 @@ pub fn outgoing<D: SocketAddress, const TRACES: bool>(ctx: *mut bpf_sock_addr, c
     }
     if call == Call::Connect {
         // Wherever it goes now.
-        give_back(seats(socket_of(ctx), 0), || cookie(ctx));
+        give_back(seats(socket_of(ctx), 0), ctx.cast());
     }
     let Some(kernel) = Kernel::<_, true, false>::new(ctx, 0) else {
         return ALLOW;
@@ -84,9 +84,7 @@ pub fn incoming<D: SocketAddress>(ctx: *mut bpf_sock_addr) -> i32 {
 /// A socket goes: what it holds is free again.
 #[inline(always)]
 pub fn released(socket: *mut bpf_sock) -> i32 {
-    // SAFETY: the program's own context.
-    let cookie = || unsafe { bpf_get_socket_cookie(socket.cast()) };
-    give_back(seats(socket, 0), cookie);
+    give_back(seats(socket, 0), socket.cast());
     ALLOW
 }
 
@@ -119,14 +117,39 @@ fn seats(socket: *mut bpf_sock, flags: u32) -> *mut SocketSeats {
     }
 }
 
-/// Gives back what a socket with this cookie holds.
+/// Gives back what the socket of a hook's context holds.
 #[inline(always)]
-fn give_back(held: *mut SocketSeats, cookie: impl FnOnce() -> u64) {
+fn give_back(held: *mut SocketSeats, ctx: *mut c_void) {
     // SAFETY: null or the socket's own record, which nobody else uses meanwhile: system calls on a socket
     // take turns, and the last one is over when it goes.
     if unsafe { held.as_ref() }.is_some_and(|held| held.endpoint != 0) {
-        steps::unseat_socket(held);
-        let _ = SEATED_SOCKETS.remove(cookie());
+        unseat(held, ctx);
+    }
+}
+
+/// Gives back what a socket holds, and removes the copy. Out of line, like [`copy`]: in Linux 6.1 there is no
+/// room for a key on the stack of their callers.
+#[inline(never)]
+fn unseat(held: *mut SocketSeats, ctx: *mut c_void) {
+    steps::unseat_socket(held);
+    // SAFETY: the program's own context.
+    let _ = SEATED_SOCKETS.remove(unsafe { bpf_get_socket_cookie(ctx) });
+}
+
+/// Keeps a copy of what a socket holds, if it holds something.
+#[inline(never)]
+fn copy(ctx: *mut bpf_sock_addr) {
+    // SAFETY: null or the socket's own record: see `give_back`.
+    let held = unsafe { seats(socket_of(ctx), 0).as_ref() };
+    let Some(held) = held.filter(|held| held.endpoint != 0) else {
+        return;
+    };
+    let cookie = cookie(ctx);
+    // SAFETY: an entry is replaced as a whole, and only by calls on its socket, which take turns.
+    let known = unsafe { SEATED_SOCKETS.get(cookie) };
+    if known.is_none_or(|known| known.endpoint != held.endpoint || known.place != held.place) {
+        // If there is no room, whoever lists them sees that the map is full.
+        let _ = SEATED_SOCKETS.insert(cookie, held, 0);
     }
 }
 
@@ -164,18 +187,13 @@ impl<A: FamilyMaps> Caller<A> for Asking {
     #[inline(always)]
     fn take_seats(&self, tuple: &Tuple<A>, endpoint: u32) -> Option<Reason> {
         let record = seats(socket_of(self.ctx), BPF_SK_STORAGE_GET_F_CREATE);
-        let cookie = Caller::<A>::cookie(self);
-        give_back(record, || cookie);
+        give_back(record, self.ctx.cast());
         // SAFETY: null or the socket's own record: see `give_back`.
         let Some(held) = (unsafe { record.as_mut() }) else {
             return Some(Reason::ConcurrencyLimit);
         };
-        held.ports = cookie as u32;
+        held.ports = Caller::<A>::cookie(self) as u32;
         let refused = A::seat_socket(tuple, endpoint, record);
-        if held.endpoint != 0 {
-            // If there is no room, whoever lists them sees that the map is full.
-            let _ = SEATED_SOCKETS.insert(cookie, held, 0);
-        }
         [
             Reason::ConcurrencyLimit,
             Reason::EndpointLimit,
@@ -325,8 +343,8 @@ fn redirect<A: FamilyMaps, D: SocketAddress, const TRACES: bool>(
     ALLOW
 }
 
-/// Notes what a socket that is sent to an endpoint of a service believes to talk to. It is there already
-/// with most datagrams. Out of line: what it takes of the stack is free afterwards.
+/// Notes what a socket that is sent to an endpoint of a service believes to talk to, and what it holds. It is
+/// there already with most datagrams. Out of line: what it takes of the stack is free afterwards.
 #[inline(never)]
 fn remember<A: Address>(
     ctx: *mut bpf_sock_addr,
@@ -335,6 +353,7 @@ fn remember<A: Address>(
     service: u32,
     is_known: bool,
 ) {
+    copy(ctx);
     let key = key(ctx, endpoint.to_mapped(), port, tuple.protocol);
     let value = Socket {
         address: tuple.destination.to_mapped(),
