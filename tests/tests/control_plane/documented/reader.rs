@@ -48,6 +48,8 @@ const AT_MOST: u32 = 120;
 /// How much longer, in seconds, until one that does not end when it is told to is killed, and then its block. An agent
 /// that is starting first has its programs loaded.
 const GRACE: u32 = 60;
+/// Part of commands that change an object that is in the manifest as well.
+const CHANGES: &str = "kubectl annotate ";
 /// What `timeout` ends with if what it ran had to be killed.
 const KILLED: i32 = 137;
 /// Objects with the errors that the page about them shows.
@@ -153,6 +155,9 @@ impl Reader {
         bash.arg("bash").arg(&typed).stderr(File::create(&said)?);
         bash.status()?;
         let said = fs::read_to_string(&said)?;
+        if script.iter().any(|command| command.text.contains(CHANGES)) {
+            write_manifest(&self.cluster, &self.files)?;
+        }
         let endings = (0..script.len()).map(|number| {
             let path = ending(number);
             let printed = fs::read(&path);
@@ -256,6 +261,11 @@ fn make_objects(
         ];
         cluster.control_plane.kubectl(&patch)?;
     }
+    write_manifest(cluster, files)
+}
+
+/// Writes what node-lb reads of the cluster's objects to a manifest.
+fn write_manifest(cluster: &Cluster, files: &Path) -> Result<()> {
     let kinds = "nodes,services,endpointslices,servicecidrs";
     let all = ["get", kinds, "--all-namespaces", "--output=json"];
     let all = cluster.control_plane.kubectl(&all)?;
