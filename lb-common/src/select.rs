@@ -22,8 +22,8 @@ use crate::{
 /// anew: as long as the kernel's connection tracking keeps a UDP flow that was answered.
 const SILENT_SOCKET: u32 = 120;
 
-/// How many endpoints [`balanced`] looks at.
-const SAMPLE: usize = 64;
+/// How many endpoints are looked at for one that has room.
+const LOOKS: usize = 64;
 
 /// A set of endpoints as the kernel sees it: a contiguous part of `ENDPOINTS`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,13 +46,18 @@ impl Range {
         self.first.wrapping_add((scaled >> 32) as u32)
     }
 
-    /// The index so many endpoints after that at `index`, and from the set's beginning again after its end.
-    /// Without a branch, which the verifier would follow in every round of a loop.
+    /// The indexes of at most [`LOOKS`] endpoints, from the one at `index` on and then from the set's beginning.
     #[inline(always)]
-    pub fn after(self, index: u32, steps: u32) -> u32 {
-        let offset = index.wrapping_sub(self.first).wrapping_add(steps);
-        let offset = offset.checked_rem(self.count).unwrap_or(0);
-        self.first.wrapping_add(offset)
+    pub fn from(self, index: u32) -> impl Iterator<Item = u32> {
+        let offset = index.wrapping_sub(self.first);
+        let steps = rolled(LOOKS).map(|step| step as u32);
+        steps
+            .take_while(move |step| *step < self.count)
+            .map(move |step| {
+                // Without a branch, which the verifier would follow in every round.
+                let ahead = offset.wrapping_add(step).checked_rem(self.count);
+                self.first.wrapping_add(ahead.unwrap_or(0))
+            })
     }
 
     /// The first of two indexes that is in the set.
@@ -398,7 +403,7 @@ fn fresh<A: Address, S: Services<A>>(
 
 /// The endpoint at an index of a set or, where that has more connections open than `factor` percent of the
 /// mean for its weight, the next one that has not: consistent hashing with bounded loads (Mirrokni,
-/// Thorup, Zadimoghaddam, 2016). The mean is that of the [`SAMPLE`] endpoints from there on, with the
+/// Thorup, Zadimoghaddam, 2016). The mean is that of the [`LOOKS`] endpoints from there on, with the
 /// connection to come. Some endpoint has no more than the mean, so there is one if `factor` is above 100.
 #[inline(always)]
 pub fn balanced<A: Address, T: Services<A> + Slots<A>>(
@@ -411,19 +416,12 @@ pub fn balanced<A: Address, T: Services<A> + Slots<A>>(
         return index;
     }
     let (mut open, mut weight) = (1, 0);
-    for step in rolled(SAMPLE) {
-        if step as u32 >= set.count {
-            break;
-        }
-        let load = load_at(tables, set.after(index, step as u32));
+    for index in set.from(index) {
+        let load = load_at(tables, index);
         open += u64::from(load::open(load));
         weight += load::weight(load);
     }
-    for step in rolled(SAMPLE) {
-        if step as u32 >= set.count {
-            break;
-        }
-        let index = set.after(index, step as u32);
+    for index in set.from(index) {
         let load = load_at(tables, index);
         let its = u64::from(load::open(load)) * 100 * weight;
         if its < u64::from(factor) * open * load::weight(load) {

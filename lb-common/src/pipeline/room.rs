@@ -6,16 +6,12 @@ use crate::{
     abi::plan_flag,
     addr::Address,
     flow::{claim, slots::Slots, tcp},
-    opaque::rolled,
     select::{self, Range},
     service::Route,
     tables::{Services, Tables},
     verdict::Reason,
     work::Work,
 };
-
-/// How many endpoints are looked at for one that has room.
-const LOOKS: usize = 64;
 
 /// The answer of [`with_room`] if no endpoint has room.
 const NONE: u32 = u32::MAX;
@@ -29,12 +25,7 @@ pub fn with_room<A: Address, T: Services<A> + Slots<A>>(
     index: u32,
     most: u32,
 ) -> u32 {
-    for look in rolled(LOOKS) {
-        let look = look as u32;
-        if look >= set.count {
-            break;
-        }
-        let index = set.after(index, look);
+    for index in set.from(index) {
         if select::open_at(tables, index) < most {
             return index;
         }
