@@ -35,9 +35,9 @@ pub trait FamilyMaps: Address {
     fn sticky_index(plan: &Plan, policy: Policy, tuple: &Tuple<Self>) -> u64;
     /// [`lb_common::service::unknown_index`], likewise.
     fn unknown_index(tuple: &Tuple<Self>) -> u64;
-    /// [`lb_common::pipeline::seat_socket`], likewise: the number of a
+    /// [`lb_common::pipeline::seat_socket`] of the socket with this cookie, likewise: the number of a
     /// [`Reason`](lb_common::verdict::Reason), or one that none has.
-    fn seat_socket(tuple: &Tuple<Self>, endpoint: u32, held: *mut SocketSeats) -> u64;
+    fn seat_socket(tuple: &Tuple<Self>, endpoint: u32, held: *mut SocketSeats, cookie: u64) -> u64;
     /// A record of the other table.
     fn other_flow(index: u32) -> Option<*mut Flow<Self>>;
     /// [`lb_common::flow::slots::Slots::other_mask`].

@@ -21,7 +21,7 @@ use lb_common::{
 use crate::{
     family::FamilyMaps,
     kernel::{Kernel, count},
-    maps::{SEATED_SOCKETS, SOCKET_SEATS, SOCKETS},
+    maps::{SOCKET_SEATS, SOCKETS},
     steps, trace,
 };
 
@@ -123,33 +123,8 @@ fn give_back(held: *mut SocketSeats, ctx: *mut c_void) {
     // SAFETY: null or the socket's own record, which nobody else uses meanwhile: system calls on a socket
     // take turns, and the last one is over when it goes.
     if unsafe { held.as_ref() }.is_some_and(|held| held.endpoint != 0) {
-        unseat(held, ctx);
-    }
-}
-
-/// Gives back what a socket holds, and removes the copy. Out of line, like [`copy`]: in Linux 6.1 there is no
-/// room for a key on the stack of their callers.
-#[inline(never)]
-fn unseat(held: *mut SocketSeats, ctx: *mut c_void) {
-    steps::unseat_socket(held);
-    // SAFETY: the program's own context.
-    let _ = SEATED_SOCKETS.remove(unsafe { bpf_get_socket_cookie(ctx) });
-}
-
-/// Keeps a copy of what a socket holds, if it holds something.
-#[inline(never)]
-fn copy(ctx: *mut bpf_sock_addr) {
-    // SAFETY: null or the socket's own record: see `give_back`.
-    let held = unsafe { seats(socket_of(ctx), 0).as_ref() };
-    let Some(held) = held.filter(|held| held.endpoint != 0) else {
-        return;
-    };
-    let cookie = cookie(ctx);
-    // SAFETY: an entry is replaced as a whole, and only by calls on its socket, which take turns.
-    let known = unsafe { SEATED_SOCKETS.get(cookie) };
-    if known.is_none_or(|known| known.endpoint != held.endpoint || known.place != held.place) {
-        // If there is no room, whoever lists them sees that the map is full.
-        let _ = SEATED_SOCKETS.insert(cookie, held, 0);
+        // SAFETY: the program's own context.
+        steps::unseat_socket(held, unsafe { bpf_get_socket_cookie(ctx) });
     }
 }
 
@@ -192,8 +167,9 @@ impl<A: FamilyMaps> Caller<A> for Asking {
         let Some(held) = (unsafe { record.as_mut() }) else {
             return Some(Reason::ConcurrencyLimit);
         };
-        held.ports = Caller::<A>::cookie(self) as u32;
-        let refused = A::seat_socket(tuple, endpoint, record);
+        let cookie = Caller::<A>::cookie(self);
+        held.ports = cookie as u32;
+        let refused = A::seat_socket(tuple, endpoint, record, cookie);
         [
             Reason::ConcurrencyLimit,
             Reason::EndpointLimit,
@@ -343,8 +319,8 @@ fn redirect<A: FamilyMaps, D: SocketAddress, const TRACES: bool>(
     ALLOW
 }
 
-/// Notes what a socket that is sent to an endpoint of a service believes to talk to, and what it holds. It is
-/// there already with most datagrams. Out of line: what it takes of the stack is free afterwards.
+/// Notes what a socket that is sent to an endpoint of a service believes to talk to. It is there already
+/// with most datagrams. Out of line: what it takes of the stack is free afterwards.
 #[inline(never)]
 fn remember<A: Address>(
     ctx: *mut bpf_sock_addr,
@@ -353,7 +329,6 @@ fn remember<A: Address>(
     service: u32,
     is_known: bool,
 ) {
-    copy(ctx);
     let key = key(ctx, endpoint.to_mapped(), port, tuple.protocol);
     let value = Socket {
         address: tuple.destination.to_mapped(),

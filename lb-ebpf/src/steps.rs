@@ -25,7 +25,8 @@ use crate::{
     kernel::Kernel,
     maps::{
         FLOWS4, FLOWS6, FRONTENDS4, FRONTENDS6, HALF_OPEN_CURSORS, HALF_OPEN4, HALF_OPEN6,
-        OTHER_FLOWS4, OTHER_FLOWS6, OTHER_MASK4, OTHER_MASK6, TURN_WORK4, TURN_WORK6, WORK4, WORK6,
+        OTHER_FLOWS4, OTHER_FLOWS6, OTHER_MASK4, OTHER_MASK6, SEATED_SOCKETS, TURN_WORK4,
+        TURN_WORK6, WORK4, WORK6,
     },
     trace::{trace4, trace6},
 };
@@ -276,8 +277,9 @@ pub extern "C" fn seat_socket4(
     tuple: *const Tuple<Ip4>,
     endpoint: u32,
     held: *mut SocketSeats,
+    cookie: u64,
 ) -> u64 {
-    seat_socket(tuple, endpoint, held)
+    seat_socket(tuple, endpoint, held, cookie)
 }
 
 /// [`FamilyMaps::seat_socket`] for IPv6.
@@ -287,18 +289,20 @@ pub extern "C" fn seat_socket6(
     tuple: *const Tuple<Ip6>,
     endpoint: u32,
     held: *mut SocketSeats,
+    cookie: u64,
 ) -> u64 {
-    seat_socket(tuple, endpoint, held)
+    seat_socket(tuple, endpoint, held, cookie)
 }
 
-/// [`pipeline::unseat_socket`]. The same for both families. Always 0.
+/// [`pipeline::unseat_socket`] of the socket with this cookie. The same for both families. Always 0.
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub extern "C" fn unseat_socket(held: *mut SocketSeats) -> u64 {
+pub extern "C" fn unseat_socket(held: *mut SocketSeats, cookie: u64) -> u64 {
     // SAFETY: null or the socket's; the verifier makes sure.
     let held = unsafe { held.as_mut() };
     if let (Some(held), Some(kernel)) = (held, Kernel::<_, true, false>::new((), 0)) {
         pipeline::unseat_socket::<Ip4, _>(&kernel, held);
+        let _ = SEATED_SOCKETS.remove(cookie);
     }
     0
 }
@@ -480,16 +484,28 @@ fn seat_socket<A: FamilyMaps>(
     tuple: *const Tuple<A>,
     endpoint: u32,
     held: *mut SocketSeats,
+    cookie: u64,
 ) -> u64 {
     // SAFETY: null or what they are said to be; the verifier makes sure.
     let (tuple, held) = unsafe { (tuple.as_ref(), held.as_mut()) };
     match (tuple, held, Kernel::<_, true, false>::new((), 0)) {
         (Some(tuple), Some(held), Some(kernel)) => {
             let refused = pipeline::seat_socket(&kernel, tuple, endpoint, held);
+            if held.endpoint != 0 {
+                copy_seats(cookie, held);
+            }
             refused.map_or(u64::MAX, |reason| reason as u64)
         }
         _ => u64::MAX,
     }
+}
+
+/// Keeps a copy of what a socket holds. By value and out of line: Linux 6.1 takes a map's value from the stack, and
+/// has room for it here.
+#[inline(never)]
+fn copy_seats(cookie: u64, held: &SocketSeats) {
+    // If there is no room, whoever lists them sees that the map is full.
+    let _ = SEATED_SOCKETS.insert(cookie, *held, 0);
 }
 
 #[inline(always)]
@@ -691,8 +707,8 @@ impl FamilyMaps for Ip4 {
     }
 
     #[inline(always)]
-    fn seat_socket(tuple: &Tuple<Self>, endpoint: u32, held: *mut SocketSeats) -> u64 {
-        seat_socket4(tuple, endpoint, held)
+    fn seat_socket(tuple: &Tuple<Self>, endpoint: u32, held: *mut SocketSeats, cookie: u64) -> u64 {
+        seat_socket4(tuple, endpoint, held, cookie)
     }
 
     #[inline(always)]
@@ -829,8 +845,8 @@ impl FamilyMaps for Ip6 {
     }
 
     #[inline(always)]
-    fn seat_socket(tuple: &Tuple<Self>, endpoint: u32, held: *mut SocketSeats) -> u64 {
-        seat_socket6(tuple, endpoint, held)
+    fn seat_socket(tuple: &Tuple<Self>, endpoint: u32, held: *mut SocketSeats, cookie: u64) -> u64 {
+        seat_socket6(tuple, endpoint, held, cookie)
     }
 
     #[inline(always)]
