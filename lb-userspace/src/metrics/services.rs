@@ -46,20 +46,12 @@ impl Selection {
         if self.series == ServiceSeries::Off {
             return services.clear();
         }
-        let present: HashSet<Port> = services.iter().map(port).collect();
-        self.latencies.retain(|known, _| present.contains(known));
-        for service in services
-            .iter_mut()
-            .filter(|service| service.answered.flows() > 0)
-        {
-            let total = self.latencies.entry(port(service)).or_default();
-            total.follow(&service.answered);
-            service.latencies = *total;
-        }
+        self.follow_latencies(services);
         let ServiceSeries::Limit(limit) = self.series else {
             return;
         };
         let limit = limit.get() as usize;
+        let present: HashSet<Port> = services.iter().map(port).collect();
         self.chosen.retain(|chosen| present.contains(chosen));
         let free = limit.saturating_sub(self.chosen.len());
         if free > 0 {
@@ -77,6 +69,21 @@ impl Selection {
         *services = mine;
         if !others.is_empty() || self.shown.iter().any(|shown| *shown != 0) {
             services.push(self.sum(others));
+        }
+    }
+
+    /// Adds what programs have counted since the last call. Those that are gone are forgotten.
+    fn follow_latencies(&mut self, services: &mut [ServiceTraffic]) {
+        let mut known = take(&mut self.latencies);
+        let answered = services
+            .iter_mut()
+            .filter(|service| service.answered.flows() > 0);
+        for service in answered {
+            let port = port(service);
+            let mut total = known.remove(&port).unwrap_or_default();
+            total.follow(&service.answered);
+            service.latencies = total;
+            self.latencies.insert(port, total);
         }
     }
 
