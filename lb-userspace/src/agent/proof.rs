@@ -13,9 +13,8 @@ mod tests;
 
 use std::{
     collections::BTreeSet,
-    fmt,
     future::pending,
-    sync::Arc,
+    sync::{Arc, Weak},
     time::{Duration, Instant, SystemTime},
 };
 
@@ -51,11 +50,13 @@ pub struct Proof {
     /// When to go on; never before the first state is in the maps, nor while a job runs.
     next: Option<Instant>,
     job: Option<JoinHandle<Done>>,
+    /// Gone with the agent, so that the rest of a job is not done for nobody: the process ends only when it has ended.
+    asker: Arc<()>,
     /// The programs that are asked, once they are loaded.
     prover: Option<Prover>,
     round: Round,
     /// What is to be asked once more.
-    suspects: BTreeSet<Found>,
+    suspects: BTreeSet<Discrepancy>,
     /// What was said of the last complete round.
     last: status::TestPackets,
     found: Differences,
@@ -76,6 +77,7 @@ struct Round {
 
 /// What is asked at a time.
 struct Job {
+    asker: Weak<()>,
     explainer: Arc<Explainer>,
     catalog: Arc<Catalog>,
     pins: MapPins,
@@ -96,37 +98,9 @@ pub struct Done {
 struct Asked {
     packets: u64,
     /// With which of them something else happens than should.
-    found: BTreeSet<Found>,
+    found: BTreeSet<Discrepancy>,
     /// Without loading them, which is done once.
     took: Duration,
-}
-
-/// A test packet with which something else happens than should.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Found {
-    service: ObjectName,
-    /// Address and protocol.
-    to: String,
-    discrepancy: Discrepancy,
-}
-
-impl fmt::Display for Found {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            service,
-            to,
-            discrepancy:
-                Discrepancy {
-                    packet,
-                    found,
-                    wanted,
-                },
-        } = self;
-        write!(
-            f,
-            "{to} of {service}: {packet}: found {found}, wanted {wanted}"
-        )
-    }
 }
 
 impl Proof {
@@ -193,19 +167,13 @@ impl Proof {
 
     /// Takes in what test packets have met. Returns what differs for certain; what differs for the first time is asked
     /// about again.
-    fn take(&mut self, found: BTreeSet<Found>) -> BTreeSet<Found> {
+    fn take(&mut self, found: BTreeSet<Discrepancy>) -> BTreeSet<Discrepancy> {
         if self.suspects.is_empty() {
             self.suspects = found;
             return BTreeSet::new();
         }
         let suspects = std::mem::take(&mut self.suspects);
-        let is_known = |now: &Found| {
-            let mut known = suspects.iter();
-            known.any(|before| {
-                (&now.service, &now.to) == (&before.service, &before.to)
-                    && now.discrepancy.repeats(&before.discrepancy)
-            })
-        };
+        let is_known = |now: &Discrepancy| suspects.iter().any(|before| now.repeats(before));
         found.into_iter().filter(is_known).collect()
     }
 
@@ -255,6 +223,7 @@ impl Agent {
         let catalog = self.servers.catalog.clone();
         let waiting = self.syncer.writer().waiting();
         let job = Job {
+            asker: Arc::downgrade(&self.proof.asker),
             explainer: self.explainer.clone(),
             pins: self.kernel.pins.of_maps(),
             entrances,
@@ -300,7 +269,7 @@ impl Agent {
         }
     }
 
-    fn tell_of_differences(&mut self, found: &BTreeSet<Found>) {
+    fn tell_of_differences(&mut self, found: &BTreeSet<Discrepancy>) {
         let number = found.len() as u64;
         self.metrics.test_packets.differences.inc_by(number);
         let round = &mut self.proof.round;
@@ -370,13 +339,10 @@ impl Job {
             if waiting.contain(&frontend.address) {
                 continue;
             }
-            for discrepancy in prover.prove(&tables, &devices, plan, frontend)? {
-                found.insert(Found {
-                    service: plan.name.service.clone(),
-                    to: format!("{} {}", frontend.address, plan.name.protocol),
-                    discrepancy,
-                });
+            if self.asker.strong_count() == 0 {
+                break;
             }
+            found.extend(prover.prove(&tables, &devices, plan, frontend)?);
         }
         Ok(Asked {
             packets: prover.tally.packets,

@@ -7,6 +7,7 @@
 //! once, the agent for some after the others.
 
 use std::{
+    fmt,
     net::{IpAddr, SocketAddr},
     time::Duration,
 };
@@ -17,7 +18,7 @@ use lb_datapath::{
     pins::MapPins,
     replica::{Replica, ReplicaError},
 };
-use lb_objects::{IpFamily, Protocol};
+use lb_objects::{IpFamily, ObjectName, Protocol};
 
 pub use self::entrance::{Entrance, entrances};
 use self::{
@@ -68,6 +69,9 @@ pub struct Indexes(Vec<u32>);
 /// A packet with which something else happens than should.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Discrepancy {
+    pub service: ObjectName,
+    /// The address that it was sent to, and its protocol.
+    pub to: String,
     /// Where the packet came from, and which program was asked.
     pub packet: String,
     pub found: String,
@@ -170,18 +174,25 @@ impl Prover {
                         };
                         discrepancy = self.ask(&question, &wanted)?;
                     }
-                    found.extend(discrepancy);
+                    found.extend(discrepancy.map(|(packet, found)| Discrepancy {
+                        service: plan.name.service.clone(),
+                        to: format!("{to} {protocol}"),
+                        packet,
+                        found,
+                        wanted: wanted.to_string(),
+                    }));
                 }
             }
         }
         Ok(found)
     }
 
+    /// If something else becomes of a packet: which packet it was, and what has become of it.
     fn ask(
         &mut self,
         question: &Question<'_>,
         wanted: &Wanted,
-    ) -> Result<Option<Discrepancy>, ReplicaError> {
+    ) -> Result<Option<(String, String)>, ReplicaError> {
         let Question {
             entrance,
             program,
@@ -206,11 +217,10 @@ impl Prover {
                 self.tally.not_taken += 1;
                 None
             }
-            Verdict::NotTaken | Verdict::Differs => Some(Discrepancy {
-                packet: format!("a test packet from {entrance} in {program}"),
-                found: verdict::found(&outcome),
-                wanted: wanted.to_string(),
-            }),
+            Verdict::NotTaken | Verdict::Differs => Some((
+                format!("a test packet from {entrance} in {program}"),
+                verdict::found(&outcome),
+            )),
         })
     }
 
@@ -228,7 +238,24 @@ impl Discrepancy {
     /// Whether this is what was found `before`, and should have been otherwise then as well. What is found there may
     /// have changed: it is drawn to which endpoint a packet goes.
     pub fn repeats(&self, before: &Self) -> bool {
-        (&self.packet, &self.wanted) == (&before.packet, &before.wanted)
+        (&self.service, &self.to) == (&before.service, &before.to)
+            && (&self.packet, &self.wanted) == (&before.packet, &before.wanted)
+    }
+}
+
+impl fmt::Display for Discrepancy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            service,
+            to,
+            packet,
+            found,
+            wanted,
+        } = self;
+        write!(
+            f,
+            "{to} of {service}: {packet}: found {found}, wanted {wanted}"
+        )
     }
 }
 

@@ -1,14 +1,12 @@
 use super::*;
 
-fn found(service: &str, found: &str, wanted: &str) -> Found {
-    Found {
+fn found(service: &str, found: &str, wanted: &str) -> Discrepancy {
+    Discrepancy {
         service: ObjectName::new("shop", service),
         to: "10.96.0.1:80 TCP".to_owned(),
-        discrepancy: Discrepancy {
-            packet: "a test packet from a pod by veth0 in tc_ingress".to_owned(),
-            found: found.to_owned(),
-            wanted: wanted.to_owned(),
-        },
+        packet: "a test packet from a pod by veth0 in tc_ingress".to_owned(),
+        found: found.to_owned(),
+        wanted: wanted.to_owned(),
     }
 }
 

@@ -63,7 +63,7 @@ pub fn compare(
         for frontend in &*plan.frontends {
             for found in prover.prove(tables, &devices, plan, frontend)? {
                 differences.insert(Difference {
-                    subject: format!("{} {}", frontend.address, plan.name.protocol),
+                    subject: found.to,
                     what: found.packet,
                     found: found.found,
                     wanted: found.wanted,
