@@ -20,7 +20,10 @@ pub use self::{
     api::ApiMetrics,
     events::EventMetrics,
     http::HttpMetrics,
-    kernel::{DeviceMode, KernelSource, LimitCount, PacketCount, Sample, ServiceTraffic, XdpMode},
+    kernel::{
+        DeviceMode, FlowTableFill, KernelSource, LimitCount, PacketCount, Sample, ServiceTraffic,
+        XdpMode,
+    },
     verification::{TestPacketMetrics, VerificationMetrics},
 };
 use crate::config::ServiceSeries;

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lb_objects::ObjectName;
+use lb_objects::{IpFamily, ObjectName};
 use nix::time::{ClockId, clock_gettime};
 use tokio::sync::Notify;
 
@@ -25,7 +25,7 @@ use crate::{
     flows::Stats,
     latency,
     map_writer::{MapFill, Roster},
-    metrics::{DeviceMode, Sample},
+    metrics::{DeviceMode, FlowTableFill, Sample},
 };
 
 /// How long the loop has to publish what is asked for; if it is busy, what is there is the answer.
@@ -58,13 +58,18 @@ pub struct Published {
 }
 
 impl Published {
-    /// The flows in both tables, and how many there is room for; `None` before the first pass.
-    fn flow_tables(&self) -> Option<(u64, u64)> {
-        let stats = self.flows.as_deref()?;
-        let tables = [&stats.v4, &stats.v6];
-        let flows = tables.map(|table| table.flows.total());
-        let room = tables.map(|table| u64::from(table.records / 2));
-        Some((flows.iter().sum(), room.iter().sum()))
+    /// How full both flow tables are; none before the first pass.
+    fn flow_tables(&self) -> Vec<FlowTableFill> {
+        let Some(stats) = self.flows.as_deref() else {
+            return Vec::new();
+        };
+        let tables = [(IpFamily::V4, &stats.v4), (IpFamily::V6, &stats.v6)];
+        let fill = tables.map(|(family, table)| FlowTableFill {
+            family,
+            flows: table.flows.total(),
+            room: u64::from(table.records / 2),
+        });
+        fill.into()
     }
 }
 
@@ -129,7 +134,6 @@ impl Bulletin {
     /// of single service ports only if they have series.
     pub fn sample(&self, series: ServiceSeries) -> Sample {
         let published = self.published();
-        let tables = published.flow_tables();
         let syncing = self.progress.syncing();
         Sample {
             packets: Vec::new(),
@@ -147,8 +151,7 @@ impl Bulletin {
             limits_corrected: self.connections.corrected(),
             devices: published.devices.clone(),
             maps: published.maps.clone(),
-            flows: tables.map(|(flows, _)| flows),
-            flow_table_size: tables.map(|(_, room)| room),
+            flow_tables: published.flow_tables(),
             sync_running: syncing.map(|syncing| syncing.age).unwrap_or_default(),
             state_age: published.at.elapsed(),
         }
@@ -175,8 +178,8 @@ impl Bulletin {
         let tables = self.published().flow_tables();
         let levels = self.connections.levels();
         Numbers {
-            flows: tables.map(|(flows, _)| flows),
-            room: tables.map_or(0, |(_, room)| room),
+            flows: (!tables.is_empty()).then(|| tables.iter().map(|table| table.flows).sum()),
+            room: tables.iter().map(|table| table.room).sum(),
             waiting: levels.iter().map(|level| level.waiting).sum(),
             seats: levels.iter().map(|level| level.in_use).sum(),
             ..Numbers::default()

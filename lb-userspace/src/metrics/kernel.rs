@@ -2,12 +2,15 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use lb_objects::{ObjectName, Protocol};
+use lb_objects::{IpFamily, ObjectName, Protocol};
 use prometheus::proto::{
     Bucket, Counter, Gauge, Histogram, LabelPair, Metric, MetricFamily, MetricType,
 };
 
-use super::admission::{self, LevelCount, SchemaCount};
+use super::{
+    IP_FAMILY,
+    admission::{self, LevelCount, SchemaCount},
+};
 use crate::{
     latency::{Answered, Total},
     map_writer::MapFill,
@@ -39,13 +42,28 @@ pub struct Sample {
     pub devices: Vec<DeviceMode>,
     pub maps: Vec<MapFill>,
     /// Live flows. `None` until the table exists.
-    pub flows: Option<u64>,
-    /// How many flows the table has room for.
-    pub flow_table_size: Option<u64>,
+    pub flow_tables: Vec<FlowTableFill>,
     /// For how long the sync that runs has been running; zero without one.
     pub sync_running: Duration,
     /// Since when the agent's loop has said nothing of its state.
     pub state_age: Duration,
+}
+
+/// How full the flow table of a family is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FlowTableFill {
+    pub family: IpFamily,
+    /// Live flows, as the latest pass over them saw it.
+    pub flows: u64,
+    /// How many flows there is room for.
+    pub room: u64,
+}
+
+impl FlowTableFill {
+    /// A gauge with the table's label.
+    fn gauge(&self, value: u64) -> Metric {
+        gauge(&[(IP_FAMILY, &self.family.to_string())], value)
+    }
 }
 
 /// Packets of one hook and reason.
@@ -225,6 +243,7 @@ impl Sample {
             let labels = [("device", &*device.device), ("mode", device.mode.label())];
             gauge(&labels, 1)
         });
+        let tables = &self.flow_tables;
         let fallbacks = self.devices.iter().map(|device| {
             let labels = [("device", &*device.device)];
             gauge(&labels, device.fell_back.into())
@@ -381,13 +400,13 @@ impl Sample {
                 "node_lb_flows",
                 "Live flows.",
                 MetricType::GAUGE,
-                self.flows.iter().map(|flows| gauge(&[], *flows)),
+                tables.iter().map(|table| table.gauge(table.flows)),
             ),
             family(
                 "node_lb_flow_table_size",
                 "Number of flows that the flow table has room for.",
                 MetricType::GAUGE,
-                self.flow_table_size.iter().map(|size| gauge(&[], *size)),
+                tables.iter().map(|table| table.gauge(table.room)),
             ),
             family(
                 "node_lb_sync_running_seconds",

@@ -15,8 +15,8 @@ use node_lb::{
     latency::Answered,
     map_writer::MapFill,
     metrics::{
-        DeviceMode, KernelSource, LevelCount, LimitCount, Metrics, PacketCount, Sample,
-        SchemaCount, ServiceTraffic, XdpMode, set_to_now,
+        DeviceMode, FlowTableFill, KernelSource, LevelCount, LimitCount, Metrics, PacketCount,
+        Sample, SchemaCount, ServiceTraffic, XdpMode, set_to_now,
     },
     waiting::{Counts, Waits},
 };
@@ -236,8 +236,8 @@ async fn the_kernels_counters_are_read_at_each_scrape() {
             r#"node_lb_device_xdp_fallback{device="eth\"0"} 1"#,
             r#"node_lb_map_entries{map="FRONTENDS4"} 7"#,
             r#"node_lb_map_capacity{map="FRONTENDS4"} 131072"#,
-            "node_lb_flows 0",
-            "node_lb_flow_table_size 65536",
+            r#"node_lb_flows{ip_family="IPv4"} 0"#,
+            r#"node_lb_flow_table_size{ip_family="IPv4"} 65536"#,
             "node_lb_sync_running_seconds 3.2",
             "node_lb_state_age_seconds 0.25",
             "node_lb_kernel_read_errors_total 0",
@@ -419,8 +419,11 @@ fn sample() -> Sample {
             entries: 7,
             capacity: 131_072,
         }],
-        flows: Some(0),
-        flow_table_size: Some(65536),
+        flow_tables: vec![FlowTableFill {
+            family: IpFamily::V4,
+            flows: 0,
+            room: 65536,
+        }],
         sync_running: Duration::from_millis(3200),
         state_age: Duration::from_millis(250),
     }
