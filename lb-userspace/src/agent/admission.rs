@@ -20,7 +20,7 @@ use crate::{
         objects::Objects,
         pods::identities,
     },
-    config::{AdmissionConfig, AdmissionMode},
+    config::{AdmissionConfig, AdmissionMode, Config},
     flows::{Queues, SeatTable},
     map_writer::{MapWriter, Numbered},
     waiting::{Line, WaitKeeper},
@@ -381,6 +381,14 @@ impl Admission {
             Some(followed) => followed.problems().collect(),
             None => self.read.errors.iter().map(ToString::to_string).collect(),
         }
+    }
+}
+
+/// The limit of the node itself; 0 means none. Where there are priority levels, they share the node's seats instead.
+pub fn node_limit(config: &Config, admission: Option<&Admission>) -> u32 {
+    match admission {
+        Some(_) => 0,
+        None => config.max_connections,
     }
 }
 

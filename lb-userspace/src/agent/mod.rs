@@ -57,7 +57,7 @@ use tokio::{sync::mpsc, task::spawn_blocking};
 
 pub use self::node::own_addresses;
 use self::{
-    admission::Admission,
+    admission::{Admission, node_limit},
     attachments::Attachments,
     bulletin::Bulletin,
     connections::Connections,
@@ -257,11 +257,7 @@ impl Agent {
         let of_api = feed.admission.is_some();
         let queues = Queues::open(&kernel.loaded)?;
         let admission = Admission::new(&config.admission, config.max_connections, of_api, queues);
-        seats.limit_node(match admission {
-            // Its levels share the seats.
-            Some(_) => 0,
-            None => config.max_connections,
-        });
+        seats.limit_node(node_limit(&config, admission.as_ref()));
         let connections = Connections::new(
             seats.clone(),
             writer.limited(),

@@ -7,9 +7,10 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
+use lb_common::flow::limit::NODE;
 use lb_objects::ObjectName;
 
-use super::{Agent, differences::Differences, status};
+use super::{Agent, admission::node_limit, differences::Differences, status};
 use crate::{
     map_writer::{self, Findings, Wrong},
     metrics::set_to_now,
@@ -167,7 +168,10 @@ impl Agent {
                 let more = self.syncer.writer().verify_next(&mut round.maps);
                 round.pieces.extend(more.then_some(Piece::Maps));
             }
-            Some(Piece::Settings) => self.kernel.verify(findings),
+            Some(Piece::Settings) => {
+                self.kernel.verify(findings);
+                self.verify_node_limit(findings);
+            }
             Some(Piece::Device(index)) => self.verify_device(index, findings),
             Some(Piece::Sockets) => self.verify_sockets(findings),
             None => {}
@@ -183,6 +187,12 @@ impl Agent {
         if !is_fresh {
             self.sync(BTreeSet::from([service]), Instant::now()).await;
         }
+    }
+
+    fn verify_node_limit(&self, findings: &mut Findings) {
+        let limit = node_limit(&self.config, self.admission.as_ref());
+        let wrong = self.seats.limit_node(limit).then_some(Wrong::Changed);
+        findings.compared("SEATS", wrong, || format!("{NODE} of the node"));
     }
 
     fn verify_device(&mut self, index: u32, findings: &mut Findings) {

@@ -95,10 +95,12 @@ impl SeatTable {
         word.store(limit, SeqCst);
     }
 
-    /// Sets the node's limit; 0 means none. Who is within it stays.
-    pub fn limit_node(&self, limit: u32) {
-        let word = self.limits.u32_at(NODE, offset_of!(Seats, limit));
-        word.store(limit, SeqCst);
+    /// Sets the node's limit; 0 means none. Who is within it stays. Returns whether it was another.
+    pub fn limit_node(&self, limit: u32) -> bool {
+        let word = |offset| self.limits.u32_at(NODE, offset);
+        let flags = word(offset_of!(Seats, flags)).swap(0, SeqCst);
+        let before = word(offset_of!(Seats, limit)).swap(limit, SeqCst);
+        (before, flags) != (limit, 0)
     }
 
     /// Sets how many slow handshakes a priority level bears before it is pressed; `None` means a

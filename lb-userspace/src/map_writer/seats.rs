@@ -10,6 +10,7 @@ use std::{
 use super::{
     Budget, Key, NotProgrammed,
     owners::{Owners, owner},
+    verify::{Findings, Wrong},
 };
 use crate::{config::Resource, plan::Plan};
 use lb_common::flow::{
@@ -63,8 +64,16 @@ pub(super) struct SeatBook {
 #[derive(Debug)]
 struct Held {
     index: u32,
+    rule: Rule,
     /// The service ports that refer to it.
     ports: HashSet<Key>,
+}
+
+/// What decides about connections in an element of `SEATS`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Rule {
+    limit: u32,
+    flags: u32,
 }
 
 impl SeatBook {
@@ -90,7 +99,28 @@ impl SeatBook {
     /// To be called when every Service is known: limits that are nobody's any more are lifted.
     pub fn finish_adoption(&mut self, maps: &Maps) {
         for index in self.owners.finish_adoption() {
-            lift(&*maps.seats, index);
+            Rule::default().publish(&*maps.seats, index);
+        }
+    }
+
+    /// Compares the limits with what was written, and writes again what differs.
+    pub fn verify(&self, maps: &Maps, findings: &mut Findings) {
+        for (name, Held { index, rule, .. }) in &self.held {
+            let Seats {
+                limit,
+                flags,
+                owner,
+                ..
+            } = maps.seats.read(*index);
+            let is_wrong = (Rule { limit, flags }, owner) != (*rule, owner_of(name));
+            if is_wrong {
+                maps.seats
+                    .write_word(*index, offset_of!(Seats, owner), owner_of(name));
+                rule.publish(&*maps.seats, *index);
+            }
+            findings.compared("SEATS", is_wrong.then_some(Wrong::Changed), || {
+                format!("{index} of {name}")
+            });
         }
     }
 
@@ -130,11 +160,15 @@ impl SeatBook {
         };
         let held = self.held.entry(name.clone()).or_insert_with(|| Held {
             index,
+            rule: Rule::default(),
             ports: HashSet::new(),
         });
         held.ports.insert(key.clone());
-        set_limit(&*maps.seats, index, plan.max_connections);
-        set_patience(&*maps.seats, index, plan.max_connections_per_endpoint);
+        held.rule = Rule {
+            limit: plan.max_connections,
+            flags: patience_flags(plan.max_connections_per_endpoint),
+        };
+        held.rule.publish(&*maps.seats, index);
         let limit = Limit {
             index,
             most: plan.max_connections,
@@ -155,7 +189,7 @@ impl SeatBook {
             return;
         }
         if let Some(Held { index, .. }) = self.held.remove(name) {
-            lift(&*maps.seats, index);
+            Rule::default().publish(&*maps.seats, index);
             self.owners.retire(owner_of(name), index);
             budget.change(key, Resource::ConnectionLimits, 1, 0);
         }
@@ -186,24 +220,21 @@ fn owner_of(name: &ObjectName) -> u64 {
     owner(&name.to_string())
 }
 
-/// Takes a limit away. Who is within it stays.
-fn lift(seats: &dyn Elements<Seats>, index: u32) {
-    set_limit(seats, index, 0);
-    set_patience(seats, index, 0);
+impl Rule {
+    /// Puts it in force; the default lifts the limit. Who is within it stays.
+    fn publish(self, seats: &dyn Elements<Seats>, index: u32) {
+        seats.publish(index, offset_of!(Seats, limit), self.limit);
+        seats.publish(index, offset_of!(Seats, flags), self.flags);
+    }
 }
 
 /// Where each endpoint has a limit, forged handshakes must not fill a single one for long. 0 means that none
 /// has.
-fn set_patience(seats: &dyn Elements<Seats>, index: u32, most: u32) {
+fn patience_flags(most: u32) -> u32 {
     const MOST: u32 = u32::MAX >> limit_flag::PATIENCE_SHIFT;
     let handshakes = match most {
         0 => 0,
         most => patience(most).clamp(1, MOST),
     };
-    let flags = handshakes << limit_flag::PATIENCE_SHIFT;
-    seats.publish(index, offset_of!(Seats, flags), flags);
-}
-
-fn set_limit(seats: &dyn Elements<Seats>, index: u32, limit: u32) {
-    seats.publish(index, offset_of!(Seats, limit), limit);
+    handshakes << limit_flag::PATIENCE_SHIFT
 }

@@ -3,8 +3,9 @@
 //! a fault of this one or of the machine's.
 //!
 //! Only what decides about packets is compared: the records that a frontend leads to, and that there
-//! are no others. Counters, flow records and limits change all the time. Of an endpoint's two
-//! positions, the one that belongs to the published plan is compared.
+//! are no others; limits, priority levels and flow schemas. Counters and flow records change all the time, and
+//! limits of levels are set anew all the time. Of an endpoint's two positions, the one that belongs to the published
+//! plan is compared.
 
 use std::{collections::HashMap, fmt, net::IpAddr};
 
@@ -14,7 +15,7 @@ use lb_objects::IpFamily;
 
 use super::{Key, MapWriter, frontends::Address, service::all_weights};
 
-/// Single look-ups at a time.
+/// Single look-ups, or elements, at a time.
 const LOOKUPS: usize = 512;
 /// Differences that a round describes; more are only counted.
 const DESCRIBED: usize = 20;
@@ -232,6 +233,11 @@ enum Piece {
     SourceRanges(Scan),
     Classes,
     SourceClasses(Scan),
+    /// Of Services.
+    Limits,
+    Levels,
+    /// From this number on.
+    Schemas(u32),
 }
 
 impl Round {
@@ -251,6 +257,9 @@ impl MapWriter {
     /// [`MapWriter::finish_adoption`] has been.
     pub fn begin_round(&self) -> Round {
         let mut pieces = vec![
+            Piece::Schemas(0),
+            Piece::Levels,
+            Piece::Limits,
             Piece::SourceClasses(Scan::default()),
             Piece::Classes,
             Piece::SourceRanges(Scan::default()),
@@ -318,6 +327,13 @@ impl MapWriter {
             Piece::SourceClasses(mut scan) => {
                 self.schemas.sets().verify(&mut scan, maps, findings);
                 return (!scan.is_over()).then_some(Piece::SourceClasses(scan));
+            }
+            Piece::Limits => self.seats.verify(maps, findings),
+            Piece::Levels => self.schemas.written().verify_levels(maps, findings),
+            Piece::Schemas(from) => {
+                let written = self.schemas.written();
+                let more = written.verify_schemas(from, LOOKUPS, maps, findings);
+                return more.map(Piece::Schemas);
             }
         }
         None

@@ -17,6 +17,7 @@ use fastrand::Rng;
 use lb_common::{
     abi::{self, FrontendKey},
     addr::{Ip4, Ip6},
+    flow::{Seats, limit::NODE, queue::LevelQueues},
 };
 use lb_datapath::{
     bpf::{BatchMap, Link, MappedArray},
@@ -30,7 +31,7 @@ use lb_tests::{
 };
 use serde_json::json;
 
-use super::support::{Everywhere, Policy, ground};
+use super::support::{Everywhere, Policy, ground, ground_with};
 
 /// Faults that are made at once, and how often.
 const FAULTS: usize = 250;
@@ -42,11 +43,17 @@ const OTHERS: usize = 60;
 
 #[test]
 fn whatever_others_write_is_put_right_within_ten_seconds() {
-    let (mut ground, _web) = ground(Policy::Local);
+    let arguments = [
+        "--xdp-mode=native",
+        "--admission=enforce",
+        "--max-connections=10000",
+    ];
+    let (mut ground, _web) = ground_with(Policy::Local, &arguments);
     ground.agents[0].expect_differences();
     add_services(&ground);
     let maps = Maps::open(&ground.map_dir(1).unwrap());
     let meant = maps.contents();
+    assert!(meant.limits.len() > 10 && meant.levels.len() > 1 && meant.schemas.len() > 1);
     let mut rng = Rng::with_seed(40);
     let mut faults = 0;
     let mut slowest = Duration::ZERO;
@@ -267,6 +274,10 @@ fn add_services(ground: &Balanced) {
                 .tcp("http", 80, 8080)
                 .node_port(31_000 + number as u16)
                 .load_balancer_ip(&format!("172.30.79.{}", number + 1));
+            let service = match number % 3 {
+                0 => service.annotation("node-lb.io/max-connections", "50"),
+                _ => service,
+            };
             let service = service.set("loadBalancerSourceRanges", json!(["198.51.100.0/24"]));
             match number % 2 {
                 0 => service
@@ -299,6 +310,10 @@ struct Maps {
     rows: MappedArray<abi::MaglevRows>,
     ranges: MappedArray<abi::ServiceRange>,
     settings: MappedArray<abi::Config>,
+    seats: MappedArray<Seats>,
+    levels: MappedArray<Seats>,
+    level_queues: MappedArray<LevelQueues>,
+    schemas: MappedArray<abi::FlowSchema>,
 }
 
 /// What is in them, as far as programs can come to it.
@@ -309,6 +324,11 @@ struct Contents {
     services: Vec<(u32, abi::Service, abi::Plan)>,
     frontends4: Vec<(FrontendKey<Ip4>, abi::Frontend)>,
     frontends6: Vec<(FrontendKey<Ip6>, abi::Frontend)>,
+    /// Indexes of limits, the node's among them.
+    limits: Vec<u32>,
+    /// Numbers of priority levels and of flow schemas.
+    levels: Vec<u32>,
+    schemas: Vec<u32>,
 }
 
 impl Contents {
@@ -335,6 +355,10 @@ impl Maps {
             rows: MappedArray::from_pin(&pin("MAGLEV")).unwrap(),
             ranges: MappedArray::from_pin(&pin("SERVICE_RANGES")).unwrap(),
             settings: MappedArray::from_pin(&pin("CONFIG")).unwrap(),
+            seats: MappedArray::from_pin(&pin("SEATS")).unwrap(),
+            levels: MappedArray::from_pin(&pin("LEVELS")).unwrap(),
+            level_queues: MappedArray::from_pin(&pin("LEVEL_QUEUES")).unwrap(),
+            schemas: MappedArray::from_pin(&pin("FLOW_SCHEMAS")).unwrap(),
         }
     }
 
@@ -362,7 +386,38 @@ impl Maps {
             hop_generation: 0,
             ..self.settings.read(0)
         };
+        let has_owner = |(index, seats): (u32, Seats)| (seats.owner != 0).then_some(index);
+        let limits = self.seats.iter(0..self.seats.len()).filter_map(has_owner);
+        let limits: Vec<_> = [NODE].into_iter().chain(limits).collect();
+        let levels = self.levels.iter(0..self.levels.len());
+        let levels: Vec<_> = levels.filter_map(has_owner).collect();
+        let schemas = self.schemas.iter(0..self.schemas.len());
+        let schemas = schemas.filter(|(_, schema)| schema.owner != 0);
+        let schemas: Vec<_> = schemas.map(|(number, _)| number).collect();
+        // Limits of levels are set anew all the time, and the rest is for counting.
+        let rule = |index: &u32| {
+            let Seats { limit, flags, .. } = self.seats.read(*index);
+            format!("{index}: {limit} {flags}")
+        };
+        let level = |number: &u32| {
+            let flags = self.levels.read(*number).flags;
+            format!("{number}: {flags} {:?}", self.level_queues.read(*number))
+        };
+        let schema = |number: &u32| {
+            let found = self.schemas.read(*number);
+            let (rule, answers) = (found.rule, found.answers);
+            format!(
+                "{number}: {} {rule:?} {answers} {:?}",
+                found.level, found.deadlines
+            )
+        };
         let parts = [
+            ("SEATS", limits.iter().map(rule).collect()),
+            (
+                "LEVELS and LEVEL_QUEUES",
+                levels.iter().map(level).collect(),
+            ),
+            ("FLOW_SCHEMAS", schemas.iter().map(schema).collect()),
             ("FRONTENDS4", entries(&self.frontends4).unwrap()),
             ("FRONTENDS6", entries(&self.frontends6).unwrap()),
             ("CLUSTER_IPS", entries(&self.cluster_ips).unwrap()),
@@ -379,6 +434,9 @@ impl Maps {
             services,
             frontends4: self.frontends4.entries().unwrap(),
             frontends6: self.frontends6.entries().unwrap(),
+            limits,
+            levels,
+            schemas,
         }
     }
 
@@ -388,7 +446,7 @@ impl Maps {
         let flip = 1 << rng.u32(..32);
         let some4 = &meant.frontends4[rng.usize(..meant.frontends4.len())];
         let some6 = &meant.frontends6[rng.usize(..meant.frontends6.len())];
-        match rng.u8(..12) {
+        match rng.u8(..13) {
             0 => flip_word(&self.services, *id, flip, rng),
             1 | 2 => flip_word(&self.plans, service.plan, flip, rng),
             3 if plan.counts.iter().sum::<u32>() > 0 => {
@@ -442,6 +500,26 @@ impl Maps {
                     flags.fetch_xor(flip, Relaxed);
                 }
             },
+            12 => {
+                let kind = rng.u8(..4);
+                let mut one_of = |numbers: &[u32]| numbers[rng.usize(..numbers.len())];
+                let word = match kind {
+                    0 => self
+                        .seats
+                        .u32_at(one_of(&meant.limits), offset_of!(Seats, flags)),
+                    1 => self
+                        .seats
+                        .u32_at(one_of(&meant.limits), offset_of!(Seats, limit)),
+                    2 => self
+                        .levels
+                        .u32_at(one_of(&meant.levels), offset_of!(Seats, flags)),
+                    _ => {
+                        let offset = offset_of!(abi::FlowSchema, level);
+                        self.schemas.u32_at(one_of(&meant.schemas), offset)
+                    }
+                };
+                word.fetch_xor(flip, Relaxed);
+            }
             _ => return false,
         }
         true

@@ -12,6 +12,7 @@ mod known;
 mod parties;
 mod queues;
 mod sources;
+mod written;
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -32,7 +33,6 @@ use lb_common::{
     flow::{
         Seats,
         limit::{FIRST_LEVEL, limit_flag},
-        party::PartyRule,
     },
 };
 use lb_datapath::{
@@ -46,6 +46,7 @@ use self::{
     classes::{Classes, UNKNOWN},
     compiled::Compiled,
     sources::Sets,
+    written::Written,
 };
 use super::{
     MapFill,
@@ -81,6 +82,8 @@ pub(super) struct SchemaBook {
     identities: Identities,
     compiled: Option<Compiled>,
     numbered: Arc<Numbered>,
+    /// What of the configuration in force is to be compared with the maps.
+    written: Written,
     /// Whether there may be classes that no frontend has any more.
     has_garbage: bool,
 }
@@ -146,6 +149,7 @@ impl SchemaBook {
             identities: Identities::default(),
             compiled: None,
             numbered: Arc::default(),
+            written: Written::default(),
             has_garbage: false,
         }
     }
@@ -262,15 +266,27 @@ impl SchemaBook {
         let undivided = self.number_tenants(&mut compiled, &mut schemas, maps);
 
         // Nothing can fail any more.
+        let mut written = Written::default();
         for (active, numbered) in in_force.schemas.iter().zip(&schemas) {
-            let level = &in_force.levels[active.level];
-            let rule = parties::rule(&active.schema, level);
+            let (schema, level) = (&active.schema, &in_force.levels[active.level]);
+            let rule = parties::rule(schema, level);
             let is_audited = level_flags(level, mode) & limit_flag::AUDIT != 0;
-            let number = levels[active.level].number;
-            let tenants = numbered.tenants.iter();
-            let tenants = tenants.map(|tenant| (tenant.number, parties::of_tenant(rule)));
-            for (index, rule) in [(numbered.number, rule)].into_iter().chain(tenants) {
-                write_schema(&active.schema, index, number, rule, is_audited, maps);
+            let element = abi::FlowSchema {
+                rule,
+                is_audited: is_audited.into(),
+                level: levels[active.level].number,
+                ..element(schema)
+            };
+            for (number, name) in numbered.numbers().zip(owners_of(numbered)) {
+                let element = abi::FlowSchema {
+                    owner: owner(&name),
+                    rule: match number == numbered.number {
+                        true => rule,
+                        false => parties::of_tenant(rule),
+                    },
+                    ..element
+                };
+                written.add_schema(number, name, element, maps);
             }
             if active.schema.name == CATCH_ALL {
                 let all = Decision::new([numbered.number as u16; 3]);
@@ -281,6 +297,11 @@ impl SchemaBook {
             .iter()
             .filter_map(|known| Some((known.number, known.level.queuing()?)));
         queues::write(&with_queues.collect::<Vec<_>>(), maps);
+        for known in &levels {
+            let flags = level_flags(&known.level, mode);
+            written.add_level(known.number, known.level.name.clone(), flags, maps);
+        }
+        self.written = written;
         self.compiled = Some(compiled);
         self.has_garbage = true;
         self.numbered
@@ -416,6 +437,11 @@ impl SchemaBook {
         self.classes.verify(maps, findings);
     }
 
+    /// What else of the configuration in force was written.
+    pub fn written(&self) -> &Written {
+        &self.written
+    }
+
     /// The classes of sources.
     pub fn sets(&self) -> &Sets {
         &self.sets
@@ -494,30 +520,12 @@ fn level_flags(level: &Level, mode: AdmissionMode) -> u32 {
         )
 }
 
-/// What of an element of `FLOW_SCHEMAS` its schema says.
-fn write_schema(
-    schema: &Schema,
-    index: u32,
-    level: u32,
-    rule: PartyRule,
-    is_audited: bool,
-    maps: &Maps,
-) {
-    let publish = |offset, value| maps.flow_schemas.publish(index, offset, value);
-    publish(
-        offset_of!(abi::FlowSchema, answers),
-        answers(&schema.answers),
-    );
-    publish(offset_of!(abi::FlowSchema, level), level);
-    publish(offset_of!(abi::FlowSchema, rule.by), rule.by);
-    publish(offset_of!(abi::FlowSchema, rule.most), rule.most);
-    publish(
-        offset_of!(abi::FlowSchema, is_audited),
-        u32::from(is_audited),
-    );
-    let ticks = deadlines::in_ticks(&schema.deadlines, TickRate::of_kernel());
-    for (ticks, place) in ticks.into_iter().zip(0..) {
-        publish(offset_of!(abi::FlowSchema, deadlines) + 4 * place, ticks);
+/// What a schema alone says in its elements of `FLOW_SCHEMAS`.
+fn element(schema: &Schema) -> abi::FlowSchema {
+    abi::FlowSchema {
+        answers: answers(&schema.answers),
+        deadlines: deadlines::in_ticks(&schema.deadlines, TickRate::of_kernel()),
+        ..abi::FlowSchema::default()
     }
 }
 

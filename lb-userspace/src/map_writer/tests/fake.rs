@@ -396,6 +396,7 @@ impl Poke for Seats {
         let field = match offset {
             _ if offset == offset_of!(Seats, flags) => &mut self.flags,
             _ if offset == offset_of!(Seats, limit) => &mut self.limit,
+            _ if offset == offset_of!(Seats, owner) => return self.owner = value,
             _ => panic!("{offset} is not changed alone"),
         };
         *field = value as u32;
@@ -421,6 +422,7 @@ impl Poke for FlowSchema {
     fn poke(&mut self, offset: usize, value: u64) {
         let deadlines = offset_of!(FlowSchema, deadlines);
         let field = match offset {
+            _ if offset == offset_of!(FlowSchema, owner) => return self.owner = value,
             _ if offset == offset_of!(FlowSchema, level) => &mut self.level,
             _ if offset == offset_of!(FlowSchema, answers) => &mut self.answers,
             _ if offset == offset_of!(FlowSchema, rule.most) => &mut self.rule.most,

@@ -273,6 +273,126 @@ fn a_difference_says_where_it_is() {
     bench.assert_complete();
 }
 
+/// One fault at a time; what programs count in the same elements stays.
+#[test]
+fn limits_levels_and_schemas_that_others_change_are_put_right() {
+    let mut bench = Bench::new(ROOMY);
+    let plan = Plan {
+        max_connections: 5,
+        max_connections_per_endpoint: 8,
+        ..spec(1, [1]).plan()
+    };
+    bench.writer.apply(Key::of(&plan), Some(&plan)).unwrap();
+    let queued = "{type: Queue, queuing: {queues: 8, handSize: 2, queueLengthLimit: 3}}";
+    let text = [
+        level("one").replace("{type: Reject}", queued),
+        schema("first", "one", ANYONE, FIRST),
+    ];
+    bench.admit(&text, AdmissionMode::Enforce).unwrap();
+    let known = bench.writer.numbered().known();
+    let number = |name: &str| known.levels.iter().find(|known| known.level.name == name);
+    let [one, exempt] = ["one", "exempt"].map(|name| number(name).unwrap().number as usize);
+    let first = known.schemas.iter().find(|known| known.name == "first");
+    let first = first.unwrap().number as usize;
+    let limit = {
+        let mut state = bench.kernel.state();
+        let id = bench.writer.id(&Key::of(&plan)).unwrap();
+        let limit = state.content(id).seats as usize;
+        state.seats[limit].word = 3;
+        state.levels[one].refused = 4;
+        state.flow_schemas[first].admitted = 5;
+        state.level_queues[one].waiting = 6;
+        state.is_spoilt = true;
+        limit
+    };
+    assert_eq!(bench.verify().described, vec![]);
+    let contents = |bench: &Bench| {
+        let state = bench.kernel.state();
+        let queues = &state.level_queues;
+        format!(
+            "{:?}",
+            (&state.seats, &state.levels, &state.flow_schemas, queues)
+        )
+    };
+    let before = contents(&bench);
+
+    type Fault = Box<dyn Fn(&mut State)>;
+    let faults: Vec<(&str, Fault)> = vec![
+        (
+            "SEATS",
+            Box::new(move |state| state.seats[limit].limit = 500),
+        ),
+        (
+            "SEATS",
+            Box::new(move |state| state.seats[limit].flags ^= 1),
+        ),
+        (
+            "SEATS",
+            Box::new(move |state| state.seats[limit].owner ^= 1),
+        ),
+        (
+            "LEVELS",
+            Box::new(move |state| state.levels[one].flags ^= 2),
+        ),
+        (
+            "LEVELS",
+            Box::new(move |state| state.levels[exempt].owner ^= 2),
+        ),
+        (
+            "LEVEL_QUEUES",
+            Box::new(move |state| state.level_queues[one].first += 1),
+        ),
+        (
+            "LEVEL_QUEUES",
+            Box::new(move |state| state.level_queues[one].hand = 0),
+        ),
+        (
+            "LEVEL_QUEUES",
+            Box::new(move |state| state.level_queues[one].length = 900),
+        ),
+        (
+            "LEVEL_QUEUES",
+            Box::new(move |state| state.level_queues[exempt].number = 4),
+        ),
+        (
+            "FLOW_SCHEMAS",
+            Box::new(move |state| state.flow_schemas[first].level = exempt as u32),
+        ),
+        (
+            "FLOW_SCHEMAS",
+            Box::new(move |state| state.flow_schemas[first].answers ^= 1),
+        ),
+        (
+            "FLOW_SCHEMAS",
+            Box::new(move |state| state.flow_schemas[first].owner = 0),
+        ),
+        (
+            "FLOW_SCHEMAS",
+            Box::new(move |state| state.flow_schemas[first].rule.most ^= 8),
+        ),
+        (
+            "FLOW_SCHEMAS",
+            Box::new(move |state| state.flow_schemas[first].rule.by ^= 1),
+        ),
+        (
+            "FLOW_SCHEMAS",
+            Box::new(move |state| state.flow_schemas[first].deadlines[2] = 1),
+        ),
+        (
+            "FLOW_SCHEMAS",
+            Box::new(move |state| state.flow_schemas[first].is_audited ^= 1),
+        ),
+    ];
+    for (number, (map, fault)) in faults.into_iter().enumerate() {
+        fault(&mut bench.kernel.state());
+        let found = bench.verify();
+        let parts: Vec<_> = found.described.iter().map(|found| found.part).collect();
+        assert_eq!(parts, [map], "fault {number}: {found:?}");
+        assert_eq!(contents(&bench), before, "fault {number}");
+        assert_eq!(bench.verify().described, vec![]);
+    }
+}
+
 #[test]
 fn where_nothing_differs_nothing_is_written() {
     let mut bench = Bench::new(ROOMY);
