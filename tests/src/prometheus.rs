@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 
 use crate::lab::{
@@ -18,6 +18,7 @@ use crate::lab::{
 
 /// Where it serves, on the host that it runs on.
 const ADDRESS: &str = "127.0.0.1:9090";
+const RULES: &str = "rules.yaml";
 
 /// A server that scrapes every second. Dropped, it ends.
 #[derive(Debug)]
@@ -52,7 +53,7 @@ impl Prometheus {
             format!("  - {{ job_name: {job}, static_configs: [{{ targets: ['{address}'] }}] }}\n")
         });
         let jobs: String = jobs.collect();
-        let rules = monitoring().join("rules.yaml");
+        let rules = monitoring().join(RULES);
         let config = format!(
             "global: {{ scrape_interval: 1s, evaluation_interval: 1s }}\n\
              rule_files: ['{}']\nscrape_configs:\n{jobs}",
@@ -109,6 +110,38 @@ impl Prometheus {
             .filter_map(|mut alert| alert.labels.remove("alertname"))
             .collect())
     }
+}
+
+/// A rule of `deploy/monitoring`: an alert, or what is recorded under another name.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Rule {
+    pub alert: Option<String>,
+    /// When it is raised, or what is recorded.
+    pub expr: String,
+}
+
+/// All rules of `deploy/monitoring`, in their order.
+///
+/// # Errors
+/// If they cannot be read.
+pub fn rules() -> Result<Vec<Rule>> {
+    #[derive(Deserialize)]
+    struct File {
+        groups: Vec<Group>,
+    }
+    #[derive(Deserialize)]
+    struct Group {
+        rules: Vec<Rule>,
+    }
+    let text = fs::read_to_string(monitoring().join(RULES)).context(RULES)?;
+    let file: File = serde_saphyr::from_str(&text).context(RULES)?;
+    let rules: Vec<_> = file
+        .groups
+        .into_iter()
+        .flat_map(|group| group.rules)
+        .collect();
+    ensure!(!rules.is_empty(), "{RULES} has no rules");
+    Ok(rules)
 }
 
 /// The directory of rules and dashboards.

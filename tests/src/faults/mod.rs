@@ -1,6 +1,8 @@
 //! Faults that operators meet, staged in a lab, and for each the one command that names its cause.
 //! `docs/faults.md` lists them, `cargo xtask faults NAME` stages one, and a test stages them all.
 
+mod frozen;
+mod meddler;
 mod scene;
 mod staging;
 
@@ -8,7 +10,12 @@ use std::any::Any;
 
 use anyhow::Result;
 
-pub use self::scene::Scene;
+pub use self::{
+    frozen::Frozen,
+    meddler::Meddler,
+    scene::{Scene, TARGET, cluster_ip},
+    staging::PAUSE,
+};
 
 /// A fault, and how its cause is found.
 pub struct Fault {

@@ -1,6 +1,6 @@
 //! The lab in which faults are staged.
 
-use std::fs;
+use std::{fs, net::SocketAddr};
 
 use anyhow::{Context, Result};
 use serde_json::json;
@@ -20,8 +20,9 @@ const PORT: u16 = 80;
 /// The node port of Service number 0.
 const NODE_PORTS: u16 = 30080;
 /// So small that a lab can use them up.
-const SMALL: [&str; 2] = ["--flow-table-size=2048", "--snat-ports=10000-10127"];
-const SEATS: &str = "--max-connections=6000";
+const FLOWS: u32 = 2048;
+const PORTS: &str = "--snat-ports=10000-10127";
+const SEATS: &str = "--max-connections=60000";
 
 /// Two nodes with two pods each, which all serve, an agent on each, and an attacker.
 pub struct Scene {
@@ -37,12 +38,22 @@ impl Scene {
     /// # Errors
     /// If the machine cannot have a lab.
     pub fn up() -> Result<Self> {
+        Self::with(FLOWS, &[])
+    }
+
+    /// The same with another size of flow tables and more arguments for agents.
+    ///
+    /// # Errors
+    /// As [`Self::up`].
+    pub fn with(flows: u32, arguments: &[&str]) -> Result<Self> {
         let lab = Lab::up(Topology::DEFAULT)?;
         let objects = lab.id().dir().join("admission.json");
         fs::write(&objects, admission().to_string())?;
         let objects = format!("--admission-objects={}", objects.display());
-        let own = ["--xdp-mode=native", "--admission=enforce", SEATS, &objects];
-        let ground = Balanced::in_lab(lab, &[&own[..], &SMALL].concat())?;
+        let flows = format!("--flow-table-size={flows}");
+        let own = ["--xdp-mode=native", "--admission=enforce"];
+        let sizes = [SEATS, &objects, &flows, PORTS];
+        let ground = Balanced::in_lab(lab, &[&own[..], &sizes, arguments].concat())?;
         let servers = ground.lab.pods().iter();
         let servers = servers.map(|pod| Serve::new(pod.name()).tcp(TARGET).udp(TARGET).start(pod));
         Ok(Self {
@@ -69,7 +80,9 @@ impl Scene {
         let lab = &self.ground.lab;
         let node_port = node_port(number);
         self.ground.change_something(|| {
-            let service = lab.service(name).cluster_ip(&format!("10.96.1.{number}"));
+            let service = lab
+                .service(name)
+                .cluster_ip(&cluster_ip(number).ip().to_string());
             let service = service.tcp("lines", PORT, target).node_port(node_port);
             says(service.udp("datagrams", PORT, target).node_port(node_port)).apply()?;
             let slices = lab
@@ -113,15 +126,25 @@ impl Scene {
     }
 }
 
+/// The ClusterIP of Service number `number`, and its port.
+pub fn cluster_ip(number: u8) -> SocketAddr {
+    SocketAddr::from(([10, 96, 1, number], PORT))
+}
+
 /// The node port of Service number `number`.
 pub fn node_port(number: u8) -> u16 {
     NODE_PORTS + u16::from(number)
 }
 
-/// A level with hardly any seats, and another one with nearly all.
+/// A level with hardly any seats, another one in which connections wait for them, and one with nearly all.
 fn admission() -> serde_json::Value {
     let anyone = json!({ "kind": "Any" });
-    let small = json!({ "namespaces": ["default"], "services": ["small-level"] });
+    let service = |name: &str| json!({ "namespaces": ["default"], "services": [name] });
+    let mut queued = priority_level("queued", 1);
+    queued["spec"]["limited"]["limitResponse"] = json!({
+        "type": "Queue",
+        "queuing": { "queues": 16, "handSize": 4, "queueLengthLimit": 50 },
+    });
     let mut rest = flow_schema("rest", &anyone, &json!({ "namespaces": ["*"] }));
     // After the other one.
     rest["spec"]["matchingPrecedence"] = 2000.into();
@@ -130,8 +153,10 @@ fn admission() -> serde_json::Value {
         "kind": "List",
         "items": [
             priority_level("small-level", 1),
-            priority_level("rest", 1000),
-            flow_schema("small-level", &anyone, &small),
+            queued,
+            priority_level("rest", 10_000),
+            flow_schema("small-level", &anyone, &service("small-level")),
+            flow_schema("queued", &anyone, &service("queued")),
             rest,
         ],
     })

@@ -6,7 +6,7 @@ use anyhow::Result;
 
 use super::{
     Scene, Staged,
-    scene::{NOBODY, TARGET, node_port},
+    scene::{NOBODY, TARGET, cluster_ip, node_port},
 };
 use crate::{
     Family, Held, Load, Request, Serve,
@@ -17,7 +17,7 @@ use crate::{
 /// More connections than each of the small limits allows.
 const MANY: usize = 200;
 /// Between two requests of a client.
-const PAUSE: Duration = Duration::from_millis(20);
+pub const PAUSE: Duration = Duration::from_millis(20);
 
 pub fn dead_endpoint(scene: &mut Scene) -> Result<Staged> {
     // Nobody listens there but for the first pod.
@@ -104,10 +104,6 @@ fn flooded(scene: &Scene, name: &str, number: u8, kind: FloodKind) -> Result<Sta
 pub fn stopped_agent(scene: &mut Scene) -> Result<Staged> {
     scene.ground.stop_agents()?;
     Ok(Box::new(()))
-}
-
-fn cluster_ip(number: u8) -> SocketAddr {
-    SocketAddr::from(([10, 96, 1, number], 80))
 }
 
 /// Node 1's node port of Service number `number`.

@@ -1,6 +1,7 @@
 //! Problems of a node as its operator sees them: the log, metrics, `node-lb status`, and how the
 //! program ends. Needs root.
 
+mod alerts;
 mod capacity;
 mod check;
 mod devices;
