@@ -13,7 +13,7 @@ use k8s_openapi::api::core::v1::Service;
 use lb_tests::{
     Cluster, Family, Held, Prometheus, Request,
     control_plane::{ClusterSpec, service},
-    prometheus::{monitoring, rules},
+    prometheus::{Rule, monitoring, rules},
     traffic::allow_many_files,
 };
 use serde_json::{Value, json};
@@ -138,6 +138,7 @@ fn dashboards_show_agents_at_work_and_alerts_what_is_wrong_with_them() {
     let down = "absent(up{job=\"kube-proxy\"} == 1)";
     assert_eq!(prometheus.query(down).unwrap(), []);
 
+    nothing_is_heard(&mut cluster, &mut prometheus);
     cluster.ground.kill_agents().unwrap();
     raised(
         &mut cluster,
@@ -229,6 +230,26 @@ fn faults(cluster: &mut Cluster, prometheus: &mut Prometheus, web: &Service) {
     let target = SocketAddr::new(cluster_ip(web, Family::V4), 80);
     let ask = |_: &Cluster| drop(Held::open_all(&pod, target, 8));
     raised_by(cluster, prometheus, &["NodeLbConnectionLimitReached"], ask);
+}
+
+/// The API server is out of reach. That is to last for five minutes until the alert is raised, which this does not wait
+/// for.
+fn nothing_is_heard(cluster: &mut Cluster, prometheus: &mut Prometheus) {
+    let rules = rules().unwrap();
+    let is_it = |rule: &&Rule| rule.alert.as_deref() == Some("NodeLbSourceOutOfDate");
+    let later = &rules.iter().find(is_it).unwrap().expr;
+    let sooner = later.replace("> 300", "> 10");
+    assert_ne!(*later, sooner);
+    let resources = "node_lb_api_last_sync_timestamp_seconds";
+    let resources = prometheus.query(resources).unwrap().len();
+    cluster.front.close();
+    let found = cluster.until(|_| {
+        let found = prometheus.query(&sooner)?;
+        let is_all = found.len() == resources && resources > 0;
+        ensure!(is_all, "{found:?} of {resources}");
+        Ok(())
+    });
+    found.unwrap();
 }
 
 /// Creates a Service with the external IP that all of these have, and only one of them gets.

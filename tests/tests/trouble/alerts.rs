@@ -111,7 +111,7 @@ const ELSEWHERE: [(&str, &str); 3] = [
     ),
     (
         "NodeLbSourceOutOfDate",
-        "manifests are never out of date: see control_plane::monitoring",
+        "manifests are never out of date: control_plane::monitoring asks for the same, but sooner",
     ),
     (
         "NodeLbCountersUnreadable",

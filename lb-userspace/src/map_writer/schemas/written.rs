@@ -123,15 +123,15 @@ impl Written {
     pub fn verify_levels(&self, maps: &Maps, findings: &mut Findings) {
         for (number, (name, written)) in &self.levels {
             let found = Level::read(*number, maps);
-            let is_same = |same: bool| (!same).then_some(Wrong::Changed);
+            let wrong = |is_same: bool| (!is_same).then_some(Wrong::Changed);
             if found != *written {
                 written.write(*number, maps);
             }
             let limit = (found.flags, found.owner) == (written.flags, written.owner);
             let whose = || format!("{number} of PriorityLevel {name}");
-            findings.compared("LEVELS", is_same(limit), whose);
+            findings.compared("LEVELS", wrong(limit), whose);
             let queues = found.queues == written.queues;
-            findings.compared("LEVEL_QUEUES", is_same(queues), whose);
+            findings.compared("LEVEL_QUEUES", wrong(queues), whose);
         }
     }
 
