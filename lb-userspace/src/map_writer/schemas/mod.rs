@@ -238,7 +238,6 @@ impl SchemaBook {
                 };
                 maps.levels.write(found.index, &element);
             }
-            publish(&*maps.levels, found.index, level_flags(level, mode));
             levels.push(NumberedLevel {
                 level: level.clone(),
                 limits: *limits,
@@ -267,6 +266,9 @@ impl SchemaBook {
 
         // Nothing can fail any more.
         let mut written = Written::default();
+        for known in &levels {
+            publish(&*maps.levels, known.number, level_flags(&known.level, mode));
+        }
         for (active, numbered) in in_force.schemas.iter().zip(&schemas) {
             let (schema, level) = (&active.schema, &in_force.levels[active.level]);
             let rule = parties::rule(schema, level);

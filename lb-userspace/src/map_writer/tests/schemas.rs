@@ -261,7 +261,7 @@ fn what_has_no_room_leaves_everything_as_it_was() {
         schema(&format!("many-{from}"), "one", &networks.join(", "), FIRST)
     };
     let text = [level("one"), many(0), many(100)];
-    let refused = bench.admit(&text, AdmissionMode::Enforce);
+    let refused = bench.admit(&text, AdmissionMode::Audit);
     assert!(
         matches!(refused, Err(NotInForce::Networks(_))),
         "{refused:?}"
@@ -269,6 +269,7 @@ fn what_has_no_room_leaves_everything_as_it_was() {
     assert_eq!(bench.schema_at(&spec(1, [1])), "first");
     let left = bench.kernel.state().source_classes.len();
     assert_eq!(left, 0, "nothing of it is left");
+    assert_eq!(bench.verify().described, vec![], "all is as it was");
 
     // And there is room for others again.
     let two = [level("two"), schema("second", "two", ANYONE, FIRST)];
