@@ -10,7 +10,7 @@ use std::{
 use super::{
     Budget, Key, NotProgrammed,
     owners::{Owners, owner},
-    verify::{Findings, Wrong},
+    verify::{Findings, wrong},
 };
 use crate::{config::Resource, plan::Plan};
 use lb_common::flow::{
@@ -112,15 +112,15 @@ impl SeatBook {
                 owner,
                 ..
             } = maps.seats.read(*index);
-            let is_wrong = (Rule { limit, flags }, owner) != (*rule, owner_of(name));
-            if is_wrong {
+            let written = (*rule, owner_of(name));
+            let wrong = wrong(Some(&(Rule { limit, flags }, owner)), Some(&written));
+            if wrong.is_some() {
+                let (rule, owner) = written;
                 maps.seats
-                    .write_word(*index, offset_of!(Seats, owner), owner_of(name));
+                    .write_word(*index, offset_of!(Seats, owner), owner);
                 rule.publish(&*maps.seats, *index);
             }
-            findings.compared("SEATS", is_wrong.then_some(Wrong::Changed), || {
-                format!("{index} of {name}")
-            });
+            findings.compared("SEATS", wrong, || format!("{index} of {name}"));
         }
     }
 

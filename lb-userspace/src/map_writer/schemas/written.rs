@@ -11,7 +11,7 @@ use lb_datapath::maps::Maps;
 
 use crate::map_writer::{
     owners::owner,
-    verify::{Findings, Wrong},
+    verify::{Findings, wrong},
 };
 
 /// By number, beside the name of each.
@@ -32,22 +32,16 @@ struct Level {
 impl Level {
     fn read(number: u32, maps: &Maps) -> Self {
         let Seats { flags, owner, .. } = maps.levels.read(number);
-        let LevelQueues {
-            first,
-            number,
-            hand,
-            length,
-            ..
-        } = maps.level_queues.read(number);
         Self {
             flags,
             owner,
             queues: LevelQueues {
-                first,
-                number,
-                hand,
-                length,
-                ..LevelQueues::default()
+                waiting: 0,
+                until: 0,
+                refused: 0,
+                kept: 0,
+                overrun: 0,
+                ..maps.level_queues.read(number)
             },
         }
     }
@@ -65,25 +59,16 @@ impl Level {
     }
 }
 
-/// What of an element of `FLOW_SCHEMAS` its schema says.
-fn said(element: &FlowSchema) -> FlowSchema {
-    let FlowSchema {
-        level,
-        answers,
-        owner,
-        rule,
-        deadlines,
-        is_audited,
-        ..
-    } = *element;
+/// What of an element of `FLOW_SCHEMAS` its schema says: all but what is counted there.
+fn said(element: FlowSchema) -> FlowSchema {
     FlowSchema {
-        level,
-        answers,
-        owner,
-        rule,
-        deadlines,
-        is_audited,
-        ..FlowSchema::default()
+        admitted: 0,
+        over: 0,
+        refused: 0,
+        refused_parties: 0,
+        uncounted: 0,
+        expired: <_>::default(),
+        ..element
     }
 }
 
@@ -123,15 +108,15 @@ impl Written {
     pub fn verify_levels(&self, maps: &Maps, findings: &mut Findings) {
         for (number, (name, written)) in &self.levels {
             let found = Level::read(*number, maps);
-            let wrong = |is_same: bool| (!is_same).then_some(Wrong::Changed);
             if found != *written {
                 written.write(*number, maps);
             }
-            let limit = (found.flags, found.owner) == (written.flags, written.owner);
+            let own = |level: &Level| (level.flags, level.owner);
+            let level = wrong(Some(&own(&found)), Some(&own(written)));
+            let queues = wrong(Some(&found.queues), Some(&written.queues));
             let whose = || format!("{number} of PriorityLevel {name}");
-            findings.compared("LEVELS", wrong(limit), whose);
-            let queues = found.queues == written.queues;
-            findings.compared("LEVEL_QUEUES", wrong(queues), whose);
+            findings.compared("LEVELS", level, whose);
+            findings.compared("LEVEL_QUEUES", queues, whose);
         }
     }
 
@@ -146,11 +131,11 @@ impl Written {
     ) -> Option<u32> {
         let mut schemas = self.schemas.range(from..);
         for (number, (name, written)) in schemas.by_ref().take(most) {
-            let is_wrong = said(&maps.flow_schemas.read(*number)) != *written;
-            if is_wrong {
+            let found = said(maps.flow_schemas.read(*number));
+            let wrong = wrong(Some(&found), Some(written));
+            if wrong.is_some() {
                 write_schema(*number, written, maps);
             }
-            let wrong = is_wrong.then_some(Wrong::Changed);
             findings.compared("FLOW_SCHEMAS", wrong, || {
                 format!("{number} of FlowSchema {name}")
             });
