@@ -144,6 +144,17 @@ pub fn rules() -> Result<Vec<Rule>> {
     Ok(rules)
 }
 
+/// When an alert of `deploy/monitoring` is raised.
+///
+/// # Errors
+/// If there is none of this name.
+pub fn condition(alert: &str) -> Result<String> {
+    let mut rules = rules()?.into_iter();
+    let rule = rules.find(|rule| rule.alert.as_deref() == Some(alert));
+    let rule = rule.with_context(|| format!("there is no alert {alert}"))?;
+    Ok(rule.expr)
+}
+
 /// The directory of rules and dashboards.
 pub fn monitoring() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/monitoring")

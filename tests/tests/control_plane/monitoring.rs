@@ -13,7 +13,7 @@ use k8s_openapi::api::core::v1::Service;
 use lb_tests::{
     Cluster, Family, Held, Prometheus, Request,
     control_plane::{ClusterSpec, service},
-    prometheus::{Rule, monitoring, rules},
+    prometheus::{condition, monitoring, rules},
     traffic::allow_many_files,
 };
 use serde_json::{Value, json};
@@ -235,11 +235,9 @@ fn faults(cluster: &mut Cluster, prometheus: &mut Prometheus, web: &Service) {
 /// The API server is out of reach. That is to last for five minutes until the alert is raised, which this does not wait
 /// for.
 fn nothing_is_heard(cluster: &mut Cluster, prometheus: &mut Prometheus) {
-    let rules = rules().unwrap();
-    let is_it = |rule: &&Rule| rule.alert.as_deref() == Some("NodeLbSourceOutOfDate");
-    let later = &rules.iter().find(is_it).unwrap().expr;
+    let later = condition("NodeLbSourceOutOfDate").unwrap();
     let sooner = later.replace("> 300", "> 10");
-    assert_ne!(*later, sooner);
+    assert_ne!(later, sooner);
     let resources = "node_lb_api_last_sync_timestamp_seconds";
     let resources = prometheus.query(resources).unwrap().len();
     cluster.front.close();

@@ -10,10 +10,11 @@ use lb_tests::{
     Held, Load, Node, Prometheus, Request, Serve,
     faults::{FAULTS, Fault, Frozen, Meddler, PAUSE, Scene, Staged, TARGET, cluster_ip},
     patience::try_eventually,
-    prometheus::{Rule, rules},
+    prometheus::{condition, rules},
     traffic::allow_many_files,
 };
-use serde_json::{Value, json};
+
+use crate::support::many_services;
 
 /// A fault, and what is raised because of it.
 struct Case {
@@ -119,8 +120,8 @@ const ELSEWHERE: [(&str, &str); 3] = [
     ),
 ];
 
-/// Alerts that come earlier here, because what they ask for takes minutes: their condition, and the one here.
-const SOONER: [(&str, &str, &str); 1] = [("NodeLbAgentStuck", "> 60", "> 6")];
+/// An alert that comes sooner here, because what it asks for takes a minute: its condition, and the one here.
+const SOONER: (&str, &str, &str) = ("NodeLbAgentStuck", "> 60", "> 6");
 
 /// More Services than an agent writes before anybody looks.
 const MANY: u32 = 5_000;
@@ -183,7 +184,6 @@ fn a_table_is_told_before_it_is_full() -> Result<()> {
 struct Site {
     prometheus: Prometheus,
     scene: Scene,
-    rules: Vec<Rule>,
 }
 
 impl Site {
@@ -211,39 +211,29 @@ impl Site {
         assert_eq!(prometheus.alerts()?, [""; 0]);
         let report = load.stop()?;
         ensure!(report.failures.is_empty(), "{report}");
-        Ok(Self {
-            prometheus,
-            scene,
-            rules: rules()?,
-        })
+        Ok(Self { prometheus, scene })
     }
 
     /// Waits until an alert is raised.
     fn raises(&mut self, alert: &str) -> Result<()> {
-        let mut rules = self.rules.iter();
-        let rule = rules.find(|rule| rule.alert.as_deref() == Some(alert));
-        let rule = rule.with_context(|| format!("there is no alert {alert}"))?;
-        let found = try_eventually(|| is_raised(&mut self.prometheus, alert, &rule.expr));
-        found.with_context(|| format!("{alert}: {}", rule.expr))
+        let condition = condition(alert)?;
+        let found = try_eventually(|| is_raised(&mut self.prometheus, alert, &condition));
+        found.with_context(|| format!("{alert}: {condition}"))
     }
 }
 
 /// Whether an alert is raised, be it to wait for some minutes.
-fn is_raised(prometheus: &mut Prometheus, alert: &str, expression: &str) -> Result<()> {
-    match SOONER.iter().find(|(sooner, ..)| *sooner == alert) {
-        Some((_, later, sooner)) => {
-            ensure!(expression.contains(later), "it does not ask for {later}");
-            let found = prometheus.query(&expression.replace(later, sooner))?;
-            ensure!(!found.is_empty(), "not yet");
-        }
-        None => {
-            let raised = prometheus.alerts()?;
-            ensure!(
-                raised.iter().any(|raised| raised == alert),
-                "only {raised:?} are"
-            );
-        }
+fn is_raised(prometheus: &mut Prometheus, alert: &str, condition: &str) -> Result<()> {
+    let (sooner, minute, moment) = SOONER;
+    if alert == sooner {
+        ensure!(condition.contains(minute), "it does not ask for {minute}");
+        let found = prometheus.query(&condition.replace(minute, moment))?;
+        ensure!(!found.is_empty(), "not yet");
+        return Ok(());
     }
+    let raised = prometheus.alerts()?;
+    let is_it = raised.iter().any(|raised| raised == alert);
+    ensure!(is_it, "only {raised:?} are");
     Ok(())
 }
 
@@ -265,33 +255,30 @@ fn service_at_its_limit(scene: &mut Scene) -> Result<Staged> {
     scene.service("limited", 12, TARGET, &pods, |service| {
         service.annotation("node-lb.io/max-connections", "5")
     })?;
-    crowd(scene, 12, Duration::ZERO)
+    crowd(scene, 12)
 }
 
 fn level_that_refuses(scene: &mut Scene) -> Result<Staged> {
     let staged = known("small-level", scene)?;
     // It is named after the fault.
-    Ok(Box::new((staged, crowd(scene, 7, Duration::ZERO)?)))
+    Ok(Box::new((staged, crowd(scene, 7)?)))
 }
 
 fn level_with_queues(scene: &mut Scene) -> Result<Staged> {
     let pods = [scene.pod("pod-1-1")];
     scene.service("queued", 13, TARGET, &pods, |service| service)?;
-    crowd(scene, 13, Duration::from_millis(700))
+    const HOLD: Duration = Duration::from_millis(700);
+    let request = Request::tcp(cluster_ip(13)).held_for(HOLD);
+    let load = Load::new(request.deadline(10 * HOLD)).workers(10);
+    Ok(Box::new(load.start(scene.pod("pod-1-2"))?))
 }
 
-/// More clients than there are seats; each keeps its connection for so long, or for good.
-fn crowd(scene: &Scene, number: u8, hold: Duration) -> Result<Staged> {
-    let target = cluster_ip(number);
-    if hold.is_zero() {
-        let held = Held::open_all(scene.pod("pod-1-2"), target, 10);
-        let load = Load::new(Request::tcp(target).in_vain()).pause(PAUSE);
-        return Ok(Box::new((held, load.start(scene.pod("pod-1-2"))?)));
-    }
-    let request = Request::tcp(target).held_for(hold).deadline(10 * hold);
-    Ok(Box::new(
-        Load::new(request).workers(10).start(scene.pod("pod-1-2"))?,
-    ))
+/// Clients that keep all seats, and one more.
+fn crowd(scene: &Scene, number: u8) -> Result<Staged> {
+    let (client, target) = (scene.pod("pod-1-2"), cluster_ip(number));
+    let held = Held::open_all(client, target, 10);
+    let load = Load::new(Request::tcp(target).in_vain()).pause(PAUSE);
+    Ok(Box::new((held, load.start(client)?)))
 }
 
 fn taken_port(scene: &mut Scene) -> Result<Staged> {
@@ -371,7 +358,7 @@ fn stuck_agent(scene: &mut Scene) -> Result<Staged> {
     // It may have written all of them before it is stopped.
     try_eventually(|| {
         let port = ports.next().context("no port is left")?;
-        let services: Vec<_> = (0..MANY).map(|number| service(number, port)).collect();
+        let services = many_services(MANY, port);
         scene
             .ground
             .lab
@@ -381,16 +368,6 @@ fn stuck_agent(scene: &mut Scene) -> Result<Staged> {
         let frozen = Frozen::process(pid)?;
         is_writing(scene)?;
         anyhow::Ok(Box::new(frozen) as Staged)
-    })
-}
-
-fn service(number: u32, port: u16) -> Value {
-    let [.., a, b] = number.to_be_bytes();
-    json!({
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": { "name": format!("many-{number}"), "namespace": "default" },
-        "spec": { "clusterIP": format!("10.97.{a}.{b}"), "ports": [{ "port": port }] },
     })
 }
 

@@ -10,7 +10,7 @@ use lb_tests::{
 };
 use serde_json::{Value, json};
 
-use crate::support::{CLUSTER_IP, NODE_PORT, SMALL, line_with, serve_web};
+use crate::support::{CLUSTER_IP, NODE_PORT, SMALL, line_with, many_services, serve_web};
 
 const PLANNED: &str = "node_lb_services_planned_total";
 const LEFT_OUT: &str = r#"node_lb_local_addresses{state="left_out"}"#;
@@ -196,7 +196,7 @@ fn what_is_known_of_a_node_outlives_its_object() -> Result<()> {
 #[test]
 fn a_long_sync_is_seen_as_such() -> Result<()> {
     let ground = Balanced::with(SMALL, &[])?;
-    let services: Vec<_> = (0..MANY).map(service).collect();
+    let services = many_services(MANY, 80);
     ground.lab.manifests().apply_list("many.json", &services)?;
     let (mut seen, mut scrapes) = (None, 0);
     loop {
@@ -214,16 +214,6 @@ fn a_long_sync_is_seen_as_such() -> Result<()> {
     let seen = seen.context("no status has seen the sync")?;
     assert_eq!(seen.services, MANY as usize);
     Ok(())
-}
-
-fn service(number: u32) -> Value {
-    let [.., a, b] = number.to_be_bytes();
-    json!({
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": { "name": format!("many-{number}"), "namespace": "default" },
-        "spec": { "clusterIP": format!("10.97.{a}.{b}"), "ports": [{ "port": 80 }] },
-    })
 }
 
 /// Lines that give a device so many addresses.

@@ -2,6 +2,7 @@
 
 use anyhow::Result;
 use lb_tests::{Balanced, Endpoint, Serve, Topology, traffic::RunningServer};
+use serde_json::{Value, json};
 
 /// The ClusterIP of the Service `web`.
 pub const CLUSTER_IP: &str = "10.96.0.10";
@@ -29,6 +30,20 @@ pub fn serve_web(ground: &Balanced) -> Result<RunningServer> {
         slices.with(Endpoint::ready(pod)).apply()
     })?;
     Ok(server)
+}
+
+/// So many Services with one port and no endpoint.
+pub fn many_services(count: u32, port: u16) -> Vec<Value> {
+    let service = |number: u32| {
+        let [.., a, b] = number.to_be_bytes();
+        json!({
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": { "name": format!("many-{number}"), "namespace": "default" },
+            "spec": { "clusterIP": format!("10.97.{a}.{b}"), "ports": [{ "port": port }] },
+        })
+    };
+    (0..count).map(service).collect()
 }
 
 /// The line of a log that contains this text.
