@@ -12,7 +12,7 @@ use core::cmp::Ordering;
 
 use crate::{
     addr::{Address, Family, Ip4, Ip6},
-    flow::{Timeouts, deadline::DEADLINES, latency::BUCKETS, party::PartyRule},
+    flow::{Timeouts, deadline::DEADLINES, latency::BUCKETS, party::PartyRule, place::LevelSeats},
     verdict::Reason,
 };
 
@@ -728,8 +728,8 @@ impl Decision {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FlowSchema {
-    /// Number of its priority level: index into `LEVELS`.
-    pub level: u32,
+    /// What each of its connections takes: seats of its priority level, an index into `LEVELS`.
+    pub seats: LevelSeats,
     /// What a client is told whose connection finds no seat: a [`RejectAnswer`] of eight bits for
     /// each of the reasons that [`RejectAnswer::of`] names.
     pub answers: u32,
@@ -828,7 +828,7 @@ pub struct Socket {
 pub struct SocketSeats {
     /// The [party](crate::flow::party) in which it is counted; 0 means none.
     pub party: u64,
-    /// Number of the [`Place`](crate::flow::seats::Place) whose seats it holds; 0 means none.
+    /// Number of the [`Place`](crate::flow::place::Place) whose seats it holds; 0 means none.
     pub place: u32,
     /// Id of the endpoint that it was translated to; 0 means none.
     pub endpoint: u32,

@@ -8,6 +8,7 @@ use crate::{
         Hop,
         claim::Refused,
         party::Taker,
+        place::LevelSeats,
         seats::{Asked, Start},
     },
     parse::{Segment, Tuple},
@@ -43,10 +44,10 @@ pub struct Work<A> {
     pub device: Device,
     /// What the packet is addressed to, if it opens a flow.
     pub frontend: Addressed,
-    /// The flow schema that takes the connection, and its priority level, by their numbers, if the
-    /// packet opens a flow; 0 means none.
+    /// The flow schema that takes the connection, by its number, if the packet opens a flow; 0 means none.
+    /// And what it takes of its priority level.
     pub schema: u32,
-    pub level: u32,
+    pub seats: LevelSeats,
     /// The same schema, and where the source is; and how many connections a party of it may have, 0 if
     /// they are not counted.
     pub taker: Taker,

@@ -20,6 +20,7 @@ use lb_common::{
         hop::Hops,
         latency::UNIT_SHIFT,
         limit,
+        place::Place,
         queue::{LevelQueues, Queue},
         seats::{Asked, Full},
         slots::{Purpose, Slots, Steps},
@@ -411,8 +412,8 @@ impl<A: FamilyMaps, C, const ANY_DEVICE: bool, const TRACES: bool> Steps<A>
     }
 
     #[inline(always)]
-    fn charge(&self, level: u32, party: u64, ports: u32, is_over: bool) {
-        steps::charge(level, party, ports, is_over.into());
+    fn charge(&self, place: Place, party: u64, ports: u32, is_over: bool) {
+        steps::charge(place.number(), party, ports, is_over.into());
     }
 
     #[inline(always)]
@@ -592,7 +593,7 @@ impl<A: FamilyMaps, C: Context, const ANY_DEVICE: bool, const TRACES: bool> Tabl
         // SAFETY: room that is this program's alone until it is submitted; every field is written.
         let copied = unsafe {
             (*waiter).party = party;
-            (*waiter).level = work.level;
+            (*waiter).level = work.seats.level();
             (*waiter).schema = work.schema;
             (*waiter).queue = queue;
             (*waiter).ifindex = frame.ifindex();

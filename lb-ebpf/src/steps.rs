@@ -6,7 +6,9 @@ use lb_common::{
     addr::{Ip4, Ip6},
     crc32c,
     flow::{
-        Flow, claim, end, load, party, queue, resize,
+        Flow, claim, end, load, party,
+        place::Place,
+        queue, resize,
         seats::{self, Asked},
         slots::Purpose,
         table,
@@ -340,9 +342,9 @@ pub extern "C" fn with_room(first: u32, count: u32, index: u32, most: u32) -> u3
 /// [`lb_common::flow::queue::charge`]. Always 0.
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub extern "C" fn charge(level: u32, party: u64, ports: u32, is_over: u32) -> u64 {
+pub extern "C" fn charge(place: u32, party: u64, ports: u32, is_over: u32) -> u64 {
     if let Some(kernel) = Kernel::<_, true, false>::new((), 0) {
-        queue::charge::<Ip4, _>(&kernel, level, party, ports, is_over != 0);
+        queue::charge::<Ip4, _>(&kernel, Place::from_u32(place), party, ports, is_over != 0);
     }
     0
 }

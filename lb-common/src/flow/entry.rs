@@ -6,6 +6,11 @@ use crate::{
     parse::{SCTP, TCP, Tuple, UDP},
 };
 
+/// Bits that the id of a service has in a record.
+pub const SERVICE_BITS: u32 = 19;
+/// The bit of [`Flow::service`] from which on there is something else. Earlier versions had ids of so many bits.
+pub(super) const BESIDE_SERVICE: u32 = 20;
+
 /// Element of `FLOWS4` and `FLOWS6`: one direction of a connection.
 ///
 /// The record of the other direction is `peer`; they are made and removed together. [`tag`] says
@@ -51,7 +56,7 @@ pub struct Flow<A> {
     /// Index of the other direction's record.
     pub peer: u32,
     /// Service id: [`Self::service_id`]. Above it, in the endpoint's direction, a part of the flow's
-    /// [`Place`](super::seats::Place), and in the client's, one of its
+    /// [`Place`](super::place::Place), and in the client's, one of its
     /// [`Taker`](super::party::Taker).
     pub service: u32,
 }
@@ -67,8 +72,8 @@ pub struct Rewrite<A> {
 }
 
 /// Bits of [`Flow::flags`]. The lower half is what the direction's packets have shown so far, the
-/// upper half does not change. Bits 24-30 are none: they are parts of the same as bits of
-/// [`Flow::service`].
+/// upper half does not change. Bits 24-30 and those of [`flow_flag::WIDTH`] are none:
+/// they are parts of the same as bits of [`Flow::service`].
 ///
 /// The first versions of node-lb kept a next hop in the record, where there are numbers now. Their
 /// programs may use the same table, before or after ours, or at the same time while programs are
@@ -100,6 +105,9 @@ pub mod flow_flag {
     pub const GONE: u32 = 1 << 12;
     /// Of the client's direction: the flow takes its seats when its handshake is complete.
     pub const LATE: u32 = 1 << 13;
+    /// Of the endpoint's direction: the numbers of three bits of the flow's
+    /// [`Place`](super::super::place::Place), from the lowest on. They do not change.
+    pub const WIDTH: [u32; 3] = [13, 15, 21];
     /// SCTP. Does not change.
     pub const SCTP: u32 = 1 << 14;
     /// Which protocol it is: TCP if it has none of these.
@@ -257,6 +265,14 @@ pub mod tag {
     #[inline(always)]
     fn hashed(hash: u64) -> u32 {
         (hash >> 32) as u32 & HASH
+    }
+}
+
+impl<A> Flow<A> {
+    /// Id of the service.
+    #[inline(always)]
+    pub fn service_id(&self) -> u32 {
+        self.service & ((1 << SERVICE_BITS) - 1)
     }
 }
 

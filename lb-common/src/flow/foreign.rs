@@ -20,6 +20,8 @@ pub const OURS: u32 = flow_flag::FIN_ACKED
     | flow_flag::GONE
     | flow_flag::LATE
     | flow_flag::SCALE
+    // The other bits of a width are `LATE`'s and `OLD_XDP`'s.
+    | 1 << flow_flag::WIDTH[1]
     | flow_flag::OLD_HOP
     | flow_flag::OLD_XDP;
 

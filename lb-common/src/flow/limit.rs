@@ -6,7 +6,10 @@
 
 use core::ptr::NonNull;
 
-use crate::atomic;
+use crate::{
+    atomic,
+    opaque::{choose, mask_if_negative},
+};
 
 /// How many elements `SEATS` has: the node's limit, and one for each limited Service.
 pub const LIMITS: usize = 2048;
@@ -65,10 +68,15 @@ pub fn patience(limit: u32) -> u32 {
     limit / 4
 }
 
-/// [`Seats::word`] after one seat was taken, less what it was before.
-pub(super) const TAKEN: u64 = 1 << 32 | 1;
-/// The same for one that was given back.
-pub(super) const GIVEN: u64 = u64::MAX;
+/// [`Seats::word`] after so many seats were taken, or given back, less what it was before.
+#[inline(always)]
+pub(super) fn change(width: u32, is_over: bool) -> u64 {
+    let width = u64::from(width);
+    match is_over {
+        true => width.wrapping_neg(),
+        false => width << 32 | width,
+    }
+}
 
 impl Seats {
     /// Seats in use; below zero if they were given back too often.
@@ -85,14 +93,14 @@ impl Seats {
     }
 }
 
-/// Whether all seats of a limit are in use, but for so many that are kept for others: a plain read, so
+/// Whether a limit has not so many free seats, beside those that are kept for others: a plain read, so
 /// that refusing stays cheap.
 #[inline(always)]
-pub fn is_full(seats: NonNull<Seats>, kept: u32) -> bool {
+pub fn is_full(seats: NonNull<Seats>, width: u32, kept: u32) -> bool {
     let seats = seats.as_ptr();
     // SAFETY: elements of maps stay; a word that other CPUs change.
     let word = unsafe { (&raw const (*seats).word).read_volatile() };
-    reaches(word, most(seats.cast_const()), kept)
+    exceeds(word, width, kept, most(seats.cast_const()))
 }
 
 /// Whether connections above a limit are let in, because it is only audited.
@@ -133,50 +141,53 @@ fn flags(seats: *const Seats) -> u32 {
     unsafe { (&raw const (*seats).flags).read_volatile() }
 }
 
-/// Whether so many seats in use are as many as there may be, beside those that are kept.
+/// Whether so many more seats in use, beside those that are kept, would be more than there may be. As in
+/// APF, a connection wider than the limit needs all of it: it is let in where nobody else is.
 #[inline(always)]
-fn reaches(word: u64, most: i64, kept: u32) -> bool {
-    most >= 0 && i64::from(word as i32) + i64::from(kept) >= most
+fn exceeds(word: u64, width: u32, kept: u32, most: i64) -> bool {
+    let is_wider = mask_if_negative(most - i64::from(width));
+    let needed = choose(is_wider, (most as u32).max(1), width);
+    most >= 0 && i64::from(word as i32) + i64::from(kept) + i64::from(needed) > most
 }
 
-/// Takes a seat if the limit allows one more beside so many that are kept for others. Returns whether it
-/// did. At the same moment as other CPUs at the limit it may fail although one has just become free.
+/// Takes seats if the limit allows so many more beside those that are kept for others. Returns whether it
+/// did. At the same moment as other CPUs at the limit it may fail although some have just become free.
 #[inline(always)]
-pub fn try_take(seats: NonNull<Seats>, kept: u32) -> bool {
-    if is_full(seats, kept) {
+pub fn try_take(seats: NonNull<Seats>, width: u32, kept: u32) -> bool {
+    if is_full(seats, width, kept) {
         return false;
     }
-    let before = add(seats, TAKEN);
-    if reaches(before, most(seats.as_ptr()), kept) {
-        add(seats, TAKEN.wrapping_neg());
+    let before = add(seats, change(width, false));
+    if exceeds(before, width, kept, most(seats.as_ptr())) {
+        add(seats, change(width, false).wrapping_neg());
         return false;
     }
-    note_highest(seats, before);
+    note_highest(seats, before, width);
     true
 }
 
-/// Takes a seat whatever the limit is, and counts that.
+/// Takes seats whatever the limit is, and counts that.
 #[inline(always)]
-pub fn take_anyway(seats: NonNull<Seats>) {
-    let before = add(seats, TAKEN);
-    note_highest(seats, before);
+pub fn take_anyway(seats: NonNull<Seats>, width: u32) {
+    let before = add(seats, change(width, false));
+    note_highest(seats, before, width);
     // SAFETY: elements of maps stay; the word is a counter.
-    unsafe { atomic::add(&raw mut (*seats.as_ptr()).recovered, 1) };
+    unsafe { atomic::add(&raw mut (*seats.as_ptr()).recovered, width.into()) };
 }
 
-/// Takes a seat above a limit that is only audited, and counts that.
+/// Takes a connection's seats above a limit that is only audited, and counts the connection.
 #[inline(always)]
-pub fn take_audited(seats: NonNull<Seats>) {
-    let before = add(seats, TAKEN);
-    note_highest(seats, before);
+pub fn take_audited(seats: NonNull<Seats>, width: u32) {
+    let before = add(seats, change(width, false));
+    note_highest(seats, before, width);
     // SAFETY: elements of maps stay; the word is a counter.
     unsafe { atomic::add(&raw mut (*seats.as_ptr()).over, 1) };
 }
 
-/// Gives a seat back.
+/// Gives seats back.
 #[inline(always)]
-pub fn give(seats: NonNull<Seats>) {
-    add(seats, GIVEN);
+pub fn give(seats: NonNull<Seats>, width: u32) {
+    add(seats, change(width, true));
 }
 
 #[inline(always)]
@@ -185,10 +196,10 @@ fn add(seats: NonNull<Seats>, change: u64) -> u64 {
     unsafe { atomic::fetch_add_wide(&raw mut (*seats.as_ptr()).word, change) }
 }
 
-/// Notes how many seats are in use after one was taken; `before` is the word before that.
+/// Notes how many seats are in use after so many were taken; `before` is the word before that.
 #[inline(always)]
-fn note_highest(seats: NonNull<Seats>, before: u64) {
-    let used = (before as i32).wrapping_add(1);
+fn note_highest(seats: NonNull<Seats>, before: u64, width: u32) {
+    let used = (before as i32).wrapping_add(width as i32);
     // SAFETY: elements of maps stay. Of several CPUs at once any may write.
     unsafe {
         let highest = &raw mut (*seats.as_ptr()).highest;
@@ -213,19 +224,57 @@ mod tests {
             ..Seats::default()
         };
         let pointer = pointer(&mut seats);
-        assert!(!is_full(pointer, 0) && try_take(pointer, 0) && try_take(pointer, 0));
-        assert!(is_full(pointer, 0) && !try_take(pointer, 0));
-        take_anyway(pointer);
+        assert!(!is_full(pointer, 1, 0) && try_take(pointer, 1, 0) && try_take(pointer, 1, 0));
+        assert!(is_full(pointer, 1, 0) && !try_take(pointer, 1, 0));
+        take_anyway(pointer, 1);
         let Seats {
             highest, recovered, ..
         } = seats;
         assert_eq!((seats.used(), seats.taken()), (3, 3));
         assert_eq!((highest, recovered), (3, 1));
-        give(pointer);
-        assert!(is_full(pointer, 0));
-        give(pointer);
-        assert!(!is_full(pointer, 0) && try_take(pointer, 0));
+        give(pointer, 1);
+        assert!(is_full(pointer, 1, 0));
+        give(pointer, 1);
+        assert!(!is_full(pointer, 1, 0) && try_take(pointer, 1, 0));
         assert_eq!((seats.used(), seats.taken()), (2, 4));
+    }
+
+    #[test]
+    fn a_connection_takes_as_many_seats_as_it_is_wide() {
+        let mut seats = Seats {
+            limit: 5,
+            ..Seats::default()
+        };
+        let pointer = pointer(&mut seats);
+        assert!(try_take(pointer, 3, 2) && !try_take(pointer, 3, 0));
+        assert!(is_full(pointer, 3, 0) && is_full(pointer, 2, 1) && !is_full(pointer, 2, 0));
+        assert!(try_take(pointer, 2, 0) && is_full(pointer, 1, 0));
+        take_anyway(pointer, 2);
+        take_audited(pointer, 3);
+        assert_eq!((seats.used(), seats.taken(), seats.highest), (10, 10, 10));
+        assert_eq!((seats.recovered, seats.over), (2, 1));
+        for width in [3, 2, 2, 3] {
+            give(pointer, width);
+        }
+        assert_eq!((seats.used(), seats.taken()), (0, 10));
+    }
+
+    #[test]
+    fn one_that_is_wider_than_the_limit_needs_all_of_it() {
+        let mut seats = Seats {
+            limit: 2,
+            ..Seats::default()
+        };
+        let pointer = pointer(&mut seats);
+        assert!(is_full(pointer, 4, 1) && try_take(pointer, 4, 0));
+        assert!(!try_take(pointer, 1, 0) && !try_take(pointer, 4, 0));
+        give(pointer, 4);
+        assert!(try_take(pointer, 1, 0) && is_full(pointer, 4, 0) && !is_full(pointer, 1, 0));
+        let mut nobody = Seats {
+            flags: limit_flag::STRICT,
+            ..Seats::default()
+        };
+        assert!(is_full(NonNull::from(&mut nobody), 4, 0));
     }
 
     #[test]
@@ -235,7 +284,7 @@ mod tests {
             ..Seats::default()
         };
         let pointer = pointer(&mut seats);
-        assert!(is_full(pointer, 0) && !try_take(pointer, 0) && !is_audited(pointer));
+        assert!(is_full(pointer, 1, 0) && !try_take(pointer, 1, 0) && !is_audited(pointer));
         assert_eq!(seats.taken(), 0);
     }
 
@@ -247,8 +296,8 @@ mod tests {
             ..Seats::default()
         };
         let pointer = pointer(&mut seats);
-        assert!(is_audited(pointer) && try_take(pointer, 0) && !try_take(pointer, 0));
-        take_audited(pointer);
+        assert!(is_audited(pointer) && try_take(pointer, 1, 0) && !try_take(pointer, 1, 0));
+        take_audited(pointer, 1);
         assert_eq!((seats.used(), seats.highest, seats.over), (2, 2, 1));
     }
 
@@ -256,10 +305,10 @@ mod tests {
     fn what_was_given_back_too_often_does_not_spoil_the_number_taken() {
         let mut seats = Seats::default();
         let pointer = pointer(&mut seats);
-        give(pointer);
+        give(pointer, 1);
         assert_eq!((seats.used(), seats.taken()), (-1, 0));
         assert!(
-            try_take(pointer, 0) && try_take(pointer, 0),
+            try_take(pointer, 1, 0) && try_take(pointer, 1, 0),
             "0 means no limit"
         );
         assert_eq!((seats.used(), seats.taken()), (1, 2));

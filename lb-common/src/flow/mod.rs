@@ -4,8 +4,8 @@
 //! lies ([`slots`]) and is found ([`table`]), where its packets leave ([`hop`]), how far its
 //! connection has come ([`stage`]), what a TCP segment may say about that ([`tcp`]), when it makes
 //! room for another ([`end`]), how a new flow gets one ([`claim`]), how many there may be
-//! ([`limit`]), also of one client ([`party`]), where they wait ([`queue`]), which ones count
-//! ([`seats`]), at which endpoint ([`load`]) and for how long ([`deadline`]), how long endpoints take to
+//! ([`limit`]), also of one client ([`party`]), where they wait ([`queue`]), where one counts ([`place`]), which
+//! ones do ([`seats`]), at which endpoint ([`load`]) and for how long ([`deadline`]), how long endpoints take to
 //! answer ([`latency`]), what becomes of the records of other versions ([`foreign`]), and how flows
 //! get into a table of another size ([`resize`]). [`steps`] ties these together where there is no verifier.
 
@@ -19,6 +19,7 @@ pub mod latency;
 pub mod limit;
 pub mod load;
 pub mod party;
+pub mod place;
 pub mod queue;
 pub mod record;
 pub mod resize;
@@ -30,7 +31,7 @@ pub mod table;
 pub mod tcp;
 
 pub use deadline::Deadline;
-pub use entry::{Flow, Rewrite, flow_flag, tag};
+pub use entry::{Flow, Rewrite, SERVICE_BITS, flow_flag, tag};
 pub use hop::{Ethernet, Hop};
 pub use limit::Seats;
 pub use record::Record;

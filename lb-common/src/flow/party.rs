@@ -12,7 +12,11 @@
 
 use core::{net::IpAddr, ptr::NonNull};
 
-use super::{Flow, flow_flag, seats::SERVICE_BITS, table::mix};
+use super::{
+    Flow,
+    entry::{BESIDE_SERVICE, flow_flag},
+    table::mix,
+};
 use crate::{
     addr::Address,
     atomic,
@@ -103,7 +107,7 @@ impl Taker {
     const CARD: u32 = 0xf;
     const ALL: u32 = Self::SCHEMA | Self::INSIDE | Self::CARD << Self::CARD_SHIFT;
     /// Bits that lie above the service's id.
-    const LOW: u32 = 32 - SERVICE_BITS;
+    const LOW: u32 = 32 - BESIDE_SERVICE;
     const FLAGS_SHIFT: u32 = 24;
 
     #[inline(always)]
@@ -139,7 +143,7 @@ impl Taker {
     /// [`Flow::service`] of a flow of this service, in the client's direction.
     #[inline(always)]
     pub fn beside(self, service: u32) -> u32 {
-        service | self.0 << SERVICE_BITS
+        service | self.0 << BESIDE_SERVICE
     }
 
     /// What is beside the [`flow_flag`]s there.
@@ -154,7 +158,7 @@ impl<A> Flow<A> {
     #[inline(always)]
     pub fn taker(&self) -> Taker {
         let high = (self.flags & !flow_flag::NUMBERED) >> Taker::FLAGS_SHIFT;
-        Taker((self.service >> SERVICE_BITS | high << Taker::LOW) & Taker::ALL)
+        Taker((self.service >> BESIDE_SERVICE | high << Taker::LOW) & Taker::ALL)
     }
 }
 

@@ -8,12 +8,7 @@
 
 use core::ptr::NonNull;
 
-use super::{
-    limit::{GIVEN, TAKEN},
-    party,
-    slots::Slots,
-    table::mix,
-};
+use super::{limit::change, party, place::Place, slots::Slots, table::mix};
 use crate::{
     addr::Address,
     atomic,
@@ -140,18 +135,18 @@ pub fn card_of(queues: u32, cards: u32, party: u64, queue: u32) -> u32 {
     dealt.unwrap_or(0)
 }
 
-/// Charges a connection of a party to its queue, or no longer, if its level has queues. The connection's
-/// [`card`](super::party::Taker::card) may be beside the party. Nothing for party 0.
+/// Charges the seats that a connection of a party takes of its level to its queue, or no longer, if the level
+/// has queues. The connection's [`card`](super::party::Taker::card) may be beside the party. Nothing for party 0.
 /// (Whoever calls this need not ask first, which spares the verifier one way through the program.)
 #[inline(always)]
 pub fn charge<A: Address, S: Slots<A>>(
     slots: &S,
-    level: u32,
+    place: Place,
     party: u64,
     ports: u32,
     is_over: bool,
 ) {
-    let Some(queues) = slots.level_queues(level).map(NonNull::as_ptr) else {
+    let Some(queues) = slots.level_queues(place.level()).map(NonNull::as_ptr) else {
         return;
     };
     let card = (party >> party::CARD_SHIFT) as u32 & 0xf;
@@ -169,7 +164,7 @@ pub fn charge<A: Address, S: Slots<A>>(
         && let Some(queue) =
             slots.queue(first.wrapping_add(charged(number, cards, party, card, ports)))
     {
-        let change = if is_over { GIVEN } else { TAKEN };
+        let change = change(place.width(), is_over);
         // SAFETY: elements of maps stay; the word is only added to.
         unsafe { atomic::fetch_add_wide(&raw mut (*queue.as_ptr()).word, change) };
     }
@@ -182,8 +177,8 @@ pub fn are_used<A: Address, S: Slots<A>>(slots: &S, schema: u32) -> bool {
         return false;
     };
     // SAFETY: elements of maps stay; a word that the agent stores as a whole.
-    let level = unsafe { (&raw const (*schema.as_ptr()).level).read_volatile() };
-    slots.level_queues(level).is_some_and(|queues| {
+    let seats = unsafe { (&raw const (*schema.as_ptr()).seats).read_volatile() };
+    slots.level_queues(seats.level()).is_some_and(|queues| {
         // SAFETY: as above.
         unsafe { (&raw const (*queues.as_ptr()).number).read_volatile() != 0 }
     })

@@ -14,9 +14,10 @@
 
 use super::{
     Flow, Record, Stage, flow_flag,
-    limit::{FIRST_LEVEL, LEVEL_NUMBERS, LEVELS, LIMITS, NODE, give, take_anyway},
+    limit::{give, take_anyway},
     load,
     party::{self, PartyRule, Taker, party},
+    place::Place,
     queue,
     record::{self, in_order, kill_if, read_tag, set},
     slots::Slots,
@@ -28,173 +29,11 @@ use crate::{
     parse::UDP,
 };
 
-/// Bits that the id of a service has in a record.
-pub const SERVICE_BITS: u32 = 20;
-
 /// Seats that are kept for parties without any are for those with fewer connections than that.
 const FEW: u32 = 4;
 
 /// How often to try to end a record whose seat others take out, or take again, at the same moment.
 const ATTEMPTS: usize = 4;
-
-/// The limits that a flow counts against: one of a Service or none, and one that Services share, the
-/// node's or a priority level's, or none.
-///
-/// Bits 0-10 are the Service's, bits 11-18 the number of the shared one: 0 none, 1 the node's, others
-/// a level's. The lower twelve bits are in the upper bits of [`Flow::service`] in the endpoint's
-/// direction, the others in bits 24-30 of [`Flow::flags`] there. Other versions have nothing in the
-/// latter, or in both.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Place(u32);
-
-impl Place {
-    /// None: the flow is not counted.
-    pub const NONE: Self = Self(0);
-    /// The node's.
-    pub const NODE: Self = Self(1 << Self::SHARED);
-    /// Bits of [`Flow::service`] that are the service's id.
-    const SHIFT: u32 = SERVICE_BITS;
-    /// Bits of a place that are the Service's limit.
-    const SHARED: u32 = 11;
-    /// Bits of a place that lie above the service's id.
-    const LOW: u32 = 12;
-    /// Bits of [`Flow::flags`] below those of a place.
-    const FLAGS_SHIFT: u32 = 24;
-    const ALL: u32 = (1 << 19) - 1;
-
-    /// The limit of a Service, by its index.
-    #[inline(always)]
-    pub fn of_service(index: u32) -> Self {
-        Self(index & (LIMITS as u32 - 1))
-    }
-
-    /// The limit of a priority level, by the level's number.
-    #[inline(always)]
-    pub fn of_level(number: u32) -> Self {
-        Self((number & (LEVEL_NUMBERS as u32 - 1)) << Self::SHARED)
-    }
-
-    /// The place with this number.
-    #[inline(always)]
-    pub fn from_u32(number: u32) -> Self {
-        Self(number & Self::ALL)
-    }
-
-    /// The number of the place.
-    #[inline(always)]
-    pub fn number(self) -> u32 {
-        self.0
-    }
-
-    /// Both this one's limits and another's. Only one of them may have a shared one.
-    #[inline(always)]
-    #[must_use]
-    pub fn and(self, other: Self) -> Self {
-        Self(self.0 | other.0)
-    }
-
-    /// Whether it counts against no limit.
-    #[inline(always)]
-    pub fn is_none(self) -> bool {
-        self.0 == 0
-    }
-
-    /// Index of the Service's limit; 0 means none.
-    #[inline(always)]
-    pub fn service(self) -> u32 {
-        self.0 & (LIMITS as u32 - 1)
-    }
-
-    /// Number of the shared limit; 0 means none.
-    #[inline(always)]
-    fn shared_number(self) -> u32 {
-        self.0 >> Self::SHARED
-    }
-
-    /// Whether flows with these seats are counted at their endpoints: see [`super::load`].
-    #[inline(always)]
-    pub fn counts_at_endpoint(self) -> bool {
-        self.service() != 0
-    }
-
-    /// Whether it counts against the node's limit.
-    #[inline(always)]
-    pub fn has_node(self) -> bool {
-        self.shared_number() == Self::NODE.shared_number()
-    }
-
-    /// Number of the priority level, 0 if there is none.
-    #[inline(always)]
-    pub fn level(self) -> u32 {
-        match self.shared_number() {
-            number if number < FIRST_LEVEL => 0,
-            number => number,
-        }
-    }
-
-    /// Whether it counts against the limit of the node or of a level.
-    #[inline(always)]
-    pub fn has_shared(self) -> bool {
-        self.shared_number() != 0
-    }
-
-    /// Index of the limit of the node or of a level. Without either it has no meaning.
-    #[inline(always)]
-    pub fn shared(self) -> u32 {
-        match self.has_node() {
-            true => NODE,
-            false => LEVELS + self.shared_number(),
-        }
-    }
-
-    /// The same place, but for the limit of the node or of a level.
-    #[inline(always)]
-    #[must_use]
-    pub fn without_shared(self) -> Self {
-        Self(self.service())
-    }
-
-    /// The limit of the node or of a level alone.
-    #[inline(always)]
-    #[must_use]
-    pub fn only_shared(self) -> Self {
-        Self(self.0 & !(LIMITS as u32 - 1))
-    }
-
-    /// Indexes of the limits.
-    pub fn limits(self) -> impl Iterator<Item = u32> {
-        let shared = self.has_shared().then(|| self.shared());
-        let service = Some(self.service()).filter(|index| *index != 0);
-        shared.into_iter().chain(service)
-    }
-
-    /// [`Flow::service`] of a flow of this service with this place, in the endpoint's direction.
-    #[inline(always)]
-    pub fn beside(self, service: u32) -> u32 {
-        service | self.0 << Self::SHIFT
-    }
-
-    /// What is beside the [`flow_flag`]s of such a flow.
-    #[inline(always)]
-    pub fn in_flags(self) -> u32 {
-        self.0 >> Self::LOW << Self::FLAGS_SHIFT
-    }
-
-    /// The place in the record of a flow's endpoint's direction.
-    #[inline(always)]
-    pub fn of<A>(reply: Record<A>) -> Self {
-        // SAFETY: records stay valid, and this does not change while they are in use.
-        let service = unsafe { reply.as_ref() }.service;
-        Self::read(service, record::flags(reply))
-    }
-
-    /// The place in these two words of a record.
-    #[inline(always)]
-    fn read(service: u32, flags: u32) -> Self {
-        let high = (flags & !flow_flag::NUMBERED) >> Self::FLAGS_SHIFT;
-        Self(service >> Self::SHIFT | high << Self::LOW)
-    }
-}
 
 /// How a flow begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -325,12 +164,6 @@ impl Asked {
 }
 
 impl<A> Flow<A> {
-    /// Id of the service.
-    #[inline(always)]
-    pub fn service_id(&self) -> u32 {
-        self.service & ((1 << SERVICE_BITS) - 1)
-    }
-
     /// Whether the connection is over with its first answer, if this is the endpoint's direction of a
     /// UDP flow.
     #[inline(always)]
@@ -359,18 +192,26 @@ impl<A> Flow<A> {
     }
 }
 
+/// The place in the record of a flow's endpoint's direction.
+#[inline(always)]
+pub fn place_of<A: Address>(reply: Record<A>) -> Place {
+    // SAFETY: records stay valid, and this does not change while they are in use.
+    let service = unsafe { reply.as_ref() }.service;
+    Place::read(service, record::flags(reply))
+}
+
 /// Gives back the seats of a place.
 #[inline(always)]
 pub fn give_back<A: Address, S: Slots<A>>(slots: &S, place: Place) {
     if place.service() != 0
         && let Some(seats) = slots.seats(place.service())
     {
-        give(seats);
+        give(seats, 1);
     }
     if place.has_shared()
         && let Some(seats) = slots.seats(place.shared())
     {
-        give(seats);
+        give(seats, place.width());
     }
 }
 
@@ -408,7 +249,7 @@ pub fn leave_ended<A: Address, S: Slots<A>>(slots: &S, index: u32) {
     if let Some(reply) = reply
         && tag::died_seated(read_tag(reply))
     {
-        depart(slots, reply, Place::of(reply));
+        depart(slots, reply, place_of(reply));
     }
 }
 
@@ -431,7 +272,7 @@ pub fn evict<A: Address, S: Slots<A>>(slots: &S, reply: Record<A>, moment: u64) 
 fn left<A: Address, S: Slots<A>>(slots: &S, reply: Record<A>, seen: u32) {
     if tag::state(seen) == tag::SEATED {
         // A dead record keeps its fields.
-        give_back(slots, Place::of(reply));
+        give_back(slots, place_of(reply));
     }
 }
 
@@ -439,7 +280,7 @@ fn left<A: Address, S: Slots<A>>(slots: &S, reply: Record<A>, seen: u32) {
 /// its endpoint's connections.
 #[inline(always)]
 fn leave<A: Address, S: Slots<A>>(slots: &S, reply: Record<A>) {
-    let place = Place::of(reply);
+    let place = place_of(reply);
     give_back(slots, place);
     depart(slots, reply, place);
 }
@@ -449,7 +290,7 @@ fn leave<A: Address, S: Slots<A>>(slots: &S, reply: Record<A>) {
 fn depart<A: Address, S: Slots<A>>(slots: &S, reply: Record<A>, place: Place) {
     let (forward, ports) = client_of(reply);
     if place.level() != 0 {
-        part(slots, place.level(), forward, ports);
+        part(slots, place, forward, ports);
     }
     if place.counts_at_endpoint() {
         slots.leave_endpoint(forward, ports);
@@ -598,19 +439,19 @@ impl Full {
     }
 }
 
-/// The answer of [`party::join`] in one of [`join_party`] to a flow of a priority level, which is charged to
-/// its queue if need be.
+/// The answer of [`party::join`] in one of [`join_party`] to a flow of a priority level, whose seats are
+/// charged to its queue if need be.
 #[inline(always)]
-pub fn charged<A: Address, S: Slots<A>>(slots: &S, level: u32, ports: u32, joined: u64) -> u64 {
-    slots.charge(level, joined & !party::ANSWERS, ports, false);
+pub fn charged<A: Address, S: Slots<A>>(slots: &S, place: Place, ports: u32, joined: u64) -> u64 {
+    slots.charge(place, joined & !party::ANSWERS, ports, false);
     joined & party::ANSWERS
 }
 
 /// Counts the party of a flow of a priority level less, and its queue is charged no longer.
 #[inline(always)]
-pub fn part<A: Address, S: Slots<A>>(slots: &S, level: u32, forward: u32, ports: u32) {
+pub fn part<A: Address, S: Slots<A>>(slots: &S, place: Place, forward: u32, ports: u32) {
     let party = slots.leave_party(forward, ports);
-    slots.charge(level, party, ports, true);
+    slots.charge(place, party, ports, true);
 }
 
 /// Takes the seat's bit out of the endpoint's direction of a flow. Returns whether it was there:
@@ -620,7 +461,7 @@ pub fn take_out<A: Address>(reply: Record<A>) -> bool {
     let seen = read_tag(reply);
     // In another version's tag, the bit may mean something else.
     tag::state(seen) == tag::SEATED
-        && !Place::of(reply).is_none()
+        && !place_of(reply).is_none()
         && record::advance(reply, seen, tag::LIVE)
 }
 
@@ -703,19 +544,19 @@ pub fn is_provisional(forward: u32, reply: u32) -> bool {
 #[inline(always)]
 fn take_again<A: Address, S: Slots<A>>(slots: &S, forward: Record<A>, reply: Record<A>) {
     let seen = read_tag(reply);
-    let place = Place::of(reply);
+    let place = place_of(reply);
     if tag::state(seen) != tag::LIVE || place.is_none() {
         return;
     }
     if place.service() != 0
         && let Some(seats) = slots.seats(place.service())
     {
-        take_anyway(seats);
+        take_anyway(seats, 1);
     }
     if place.has_shared()
         && let Some(seats) = slots.seats(place.shared())
     {
-        take_anyway(seats);
+        take_anyway(seats, place.width());
     }
     if !record::advance(reply, seen, tag::SEATED) {
         return give_back(slots, place);
@@ -723,41 +564,10 @@ fn take_again<A: Address, S: Slots<A>>(slots: &S, forward: Record<A>, reply: Rec
     if place.level() != 0 {
         let (forward, ports) = client_of(reply);
         let joined = slots.join_party(forward, ports, party::ANY);
-        charged(slots, place.level(), ports, joined);
+        charged(slots, place, ports, joined);
     }
     if place.counts_at_endpoint() {
         // SAFETY: records stay valid, and this does not change while they are in use.
         slots.enter_endpoint(unsafe { forward.as_ref() }.detail, 0);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_place_lies_beside_the_service() {
-        let place = Place::NODE.and(Place::of_service(2047));
-        assert_eq!((place.service(), place.has_node()), (2047, true));
-        let service = place.beside(1_000_000);
-        assert_eq!(service & 0xf_ffff, 1_000_000);
-        assert_eq!(Place::read(service, flow_flag::NUMBERED), place);
-        assert!(!Place::of_service(7).has_node() && Place::NONE.is_none());
-        assert_eq!(place.limits().collect::<Vec<_>>(), [NODE, 2047]);
-    }
-
-    #[test]
-    fn the_number_of_a_level_lies_beside_flags_as_well() {
-        for number in FIRST_LEVEL..LEVEL_NUMBERS as u32 {
-            let place = Place::of_service(5).and(Place::of_level(number));
-            assert!(!place.has_node() && place.has_shared(), "{number}");
-            assert_eq!((place.level(), place.shared()), (number, LEVELS + number));
-            let flags = flow_flag::NUMBERED | flow_flag::REPLY | place.in_flags();
-            assert_eq!(Place::read(place.beside(9), flags), place);
-            assert_eq!(Place::from_u32(place.number()), place);
-            assert_eq!(place.without_shared(), Place::of_service(5));
-            assert_eq!(place.only_shared(), Place::of_level(number));
-        }
-        assert_eq!((Place::NODE.level(), Place::of_service(3).level()), (0, 0));
     }
 }

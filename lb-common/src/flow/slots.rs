@@ -5,6 +5,7 @@ use core::ptr::NonNull;
 use super::{
     Record, Timeouts,
     limit::Seats,
+    place::Place,
     queue::{LevelQueues, Queue},
 };
 use crate::{
@@ -111,7 +112,7 @@ pub trait Steps<A: Address> {
     /// [`leave_ended`](super::seats::leave_ended).
     fn leave_ended(&self, index: u32);
     /// [`charge`](super::queue::charge).
-    fn charge(&self, level: u32, party: u64, ports: u32, is_over: bool);
+    fn charge(&self, place: Place, party: u64, ports: u32, is_over: bool);
     /// [`find_other_index`](super::table::find_other_index).
     fn find_other_index(&self, tuple: &Tuple<A>) -> u64;
     /// [`copy_index`](super::resize::copy_index).

@@ -1,7 +1,9 @@
 //! The steps of searches and claims as plain functions, for code that no verifier checks.
 
 use super::{
-    claim, end, load, queue, resize, seats,
+    claim, end, load,
+    place::Place,
+    queue, resize, seats,
     slots::{Purpose, Slots, Steps},
     table,
 };
@@ -58,8 +60,8 @@ impl<A: Address, S: Slots<A> + Plain> Steps<A> for S {
         seats::leave_ended(self, index);
     }
 
-    fn charge(&self, level: u32, party: u64, ports: u32, is_over: bool) {
-        queue::charge(self, level, party, ports, is_over);
+    fn charge(&self, place: Place, party: u64, ports: u32, is_over: bool) {
+        queue::charge(self, place, party, ports, is_over);
     }
 
     fn find_other_index(&self, tuple: &Tuple<A>) -> u64 {

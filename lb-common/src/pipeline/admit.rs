@@ -14,9 +14,10 @@ use crate::{
             Seats, has_queues, is_audited, is_full, is_pressed, take_anyway, take_audited, try_take,
         },
         party::{self, ANY, FULL, HANDSHAKE, JOINED},
+        place::{LevelSeats, Place},
         queue::{self, Line},
         record::{self, read_tag},
-        seats::{self, Asked, Full, Place, Start},
+        seats::{self, Asked, Full, Start, place_of},
         table, tag,
     },
     parse::{SCTP, TCP},
@@ -25,13 +26,13 @@ use crate::{
     work::{Refusal, Work},
 };
 
-/// What a new flow of a service asks for at a priority level; level 0 means that no flow schema
-/// concerns it. No limit is looked at for it.
+/// What a new flow of a service asks for, beside these seats of a priority level; level 0 means that no
+/// flow schema concerns it. No limit is looked at for it.
 #[inline(always)]
-pub fn asks(config: &Config, plan: &Plan, level: u32, start: Start) -> Asked {
+pub fn asks(config: &Config, plan: &Plan, seats: LevelSeats, start: Start) -> Asked {
     let mut place = Place::of_service(plan.seats);
     if config.flags & config_flag::ADMISSION != 0 {
-        place = place.and(Place::of_level(level));
+        place = place.and(seats.place());
     } else if config.flags & config_flag::CONNECTION_LIMIT != 0
         && !plan.has(plan_flag::LONG_RUNNING)
     {
@@ -54,7 +55,7 @@ pub(super) fn is_barred<A: Address, T: Tables<A>>(
     opens: bool,
 ) -> bool {
     let start = work.start(opens);
-    let asked = asks(tables.config(), plan, work.level, start);
+    let asked = asks(tables.config(), plan, work.seats, start);
     !asked.is_nothing() && bars(tables, work, asked)
 }
 
@@ -94,18 +95,23 @@ pub fn in_the_way<A: Address, T: Tables<A>>(tables: &T, asked: Asked) -> Option<
         return None;
     }
     let place = asked.place();
-    let is_in_the_way = |seats: NonNull<Seats>| is_full(seats, 0) && !is_audited(seats);
-    if place.service() != 0 && tables.seats(place.service()).is_some_and(is_in_the_way) {
+    let is_in_the_way =
+        |seats: NonNull<Seats>, width| is_full(seats, width, 0) && !is_audited(seats);
+    if place.service() != 0
+        && tables
+            .seats(place.service())
+            .is_some_and(|seats| is_in_the_way(seats, 1))
+    {
         return Some(Full::Service);
     }
     if !place.has_shared() {
         return None;
     }
-    let seats = tables.seats(place.shared())?;
+    let (seats, width) = (tables.seats(place.shared())?, place.width());
     match line(tables, asked, seats) {
-        Line::None => is_in_the_way(seats).then_some(Full::Shared),
-        Line::Empty { kept } => is_full(seats, kept).then_some(Full::Queue),
-        Line::Waiting => (is_full(seats, 0) || !asked.has_turn()).then_some(Full::Queue),
+        Line::None => is_in_the_way(seats, width).then_some(Full::Shared),
+        Line::Empty { kept } => is_full(seats, width, kept).then_some(Full::Queue),
+        Line::Waiting => (is_full(seats, width, 0) || !asked.has_turn()).then_some(Full::Queue),
     }
 }
 
@@ -152,9 +158,9 @@ pub fn take_seats<A: Address, T: Tables<A>>(tables: &T, asked: Asked, schema: u3
         && let Some(limit) = tables.seats(wanted.service())
     {
         if asked.is_recovered() {
-            take_anyway(limit);
+            take_anyway(limit, 1);
             place = Place::of_service(wanted.service());
-        } else if try_take(limit, 0) {
+        } else if try_take(limit, 1, 0) {
             place = Place::of_service(wanted.service());
         } else if !asked.is_exempt() {
             count_refused(tables, asked, Full::Service, schema);
@@ -172,13 +178,13 @@ pub fn take_seats<A: Address, T: Tables<A>>(tables: &T, asked: Asked, schema: u3
         };
         let comes_next = line != Line::Waiting || asked.has_turn() || asked.is_exempt();
         if asked.is_recovered() {
-            take_anyway(limit);
+            take_anyway(limit, wanted.width());
             place = place.and(wanted.only_shared());
-        } else if comes_next && try_take(limit, reserved) {
+        } else if comes_next && try_take(limit, wanted.width(), reserved) {
             place = place.and(wanted.only_shared());
             beside = kept(tables, asked, limit);
         } else if is_audited(limit) {
-            take_audited(limit);
+            take_audited(limit, wanted.width());
             beside = OVER;
             place = place.and(wanted.only_shared());
         } else if !asked.is_exempt() {
@@ -217,7 +223,7 @@ pub(super) fn has_seats<A: Address, T: Tables<A>>(
 /// The rest of [`has_seats`]. Out of line: flows have their seats unless a limit is pressed.
 #[inline(never)]
 fn take_late<A: Address, T: Tables<A>>(tables: &T, forward: Record<A>, reply: Record<A>) -> bool {
-    let (seen, place) = (read_tag(reply), Place::of(reply));
+    let (seen, place) = (read_tag(reply), place_of(reply));
     if tag::state(seen) != tag::LIVE || seats::may_be_copy(tables, record::flags(reply)) {
         // Another CPU has taken them, or the agent has it looked at again.
         return true;
@@ -247,7 +253,7 @@ fn take_late<A: Address, T: Tables<A>>(tables: &T, forward: Record<A>, reply: Re
     let is_member = taken.level() != 0;
     if is_member {
         let joined = join(tables, asked, there.taker().schema(), index, ports);
-        if seats::charged(tables, taken.level(), ports, joined) == FULL {
+        if seats::charged(tables, taken, ports, joined) == FULL {
             seats::give_back(tables, taken);
             leave_endpoint(tables, reply, place);
             return false;
@@ -257,7 +263,7 @@ fn take_late<A: Address, T: Tables<A>>(tables: &T, forward: Record<A>, reply: Re
         seats::give_back(tables, taken);
         leave_endpoint(tables, reply, place);
         if is_member {
-            seats::part(tables, taken.level(), index, ports);
+            seats::part(tables, taken, index, ports);
         }
     }
     true
@@ -281,7 +287,7 @@ fn kept<A: Address, T: Tables<A>>(tables: &T, asked: Asked, level: NonNull<Seats
         return 0;
     }
     match queue::seats_kept(tables, asked.place().level()).checked_sub(1) {
-        Some(others) if is_full(level, others) => KEPT,
+        Some(others) if is_full(level, 1, others) => KEPT,
         _ => 0,
     }
 }

@@ -7,18 +7,18 @@
 use crate::{
     abi::config_flag,
     addr::Address,
-    flow::party::Taker,
+    flow::{party::Taker, place::LevelSeats},
     parse::Tuple,
     service::{self, Origin},
     tables::Tables,
     work::{Addressed, Work},
 };
 
-/// Notes the flow schema and the level of a connection that its first packet asks for.
+/// Notes the flow schema of a connection, and its seats, that its first packet asks for.
 #[inline(always)]
 pub(super) fn classify<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>, ifindex: u32) {
     work.schema = 0;
-    work.level = 0;
+    work.seats = LevelSeats::default();
     work.taker = Taker::default();
     work.most = 0;
     if tables.config().flags & config_flag::ADMISSION != 0 {
@@ -34,7 +34,7 @@ fn take_class<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>, ifindex:
         && let Some(schema) = tables.flow_schema(work.schema)
     {
         // SAFETY: elements of maps stay; a word that the agent stores as a whole.
-        work.level = unsafe { (&raw const (*schema.as_ptr()).level).read_volatile() };
+        work.seats = unsafe { (&raw const (*schema.as_ptr()).seats).read_volatile() };
         // SAFETY: as above, but word by word.
         let rule = unsafe { (&raw const (*schema.as_ptr()).rule).read_volatile() };
         // Where the source is matters to parties only.

@@ -26,10 +26,10 @@ pub(super) fn park<A: Address, T: Tables<A>, F: Frame>(tables: &T, frame: &F, wo
 /// Whether a connection waits now.
 #[inline(always)]
 fn is_parked<A: Address, T: Tables<A>, F: Frame>(tables: &T, frame: &F, work: &Work<A>) -> bool {
-    let (Some(schema), Some(queues)) = (
-        tables.flow_schema(work.schema),
-        tables.level_queues(work.level),
-    ) else {
+    let level = work.seats.level();
+    let (Some(schema), Some(queues)) =
+        (tables.flow_schema(work.schema), tables.level_queues(level))
+    else {
         return false;
     };
     // SAFETY: elements of maps stay; words that the agent stores one by one.
@@ -41,7 +41,7 @@ fn is_parked<A: Address, T: Tables<A>, F: Frame>(tables: &T, frame: &F, work: &W
     };
     let service = work.frontend.service_or_none();
     let party = party(by, work.taker, &work.tuple.source, service, tables.secret());
-    let index = tables.shortest_queue(work.level, party);
+    let index = tables.shortest_queue(level, party);
     if let Some(queue) = tables.queue(index)
         && enter(queues, queue, length)
     {

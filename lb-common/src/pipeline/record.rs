@@ -14,9 +14,10 @@ use crate::{
         Flow, Record, Rewrite,
         claim::{self, Claim, Refused},
         flow_flag, load, party,
+        place::Place,
         record::read_tag,
         resize,
-        seats::{Place, charged, client_of, give_back},
+        seats::{charged, client_of, give_back},
         slots::Purpose,
         table, tag, tcp,
     },
@@ -107,7 +108,7 @@ fn try_begin<A: Address, T: Tables<A>>(
         service: plan.service,
         most: work.opening.most,
         flags,
-        asked: admit::asks(config, plan, work.level, work.start(opens)),
+        asked: admit::asks(config, plan, work.seats, work.start(opens)),
     };
     // Neither record has been looked at so far, so that the waits for their memory overlap.
     approach(tables, work);
@@ -236,7 +237,7 @@ fn finish<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>) -> Option<()
         if is_seated && work.most != 0 && place.level() != 0 {
             let (index, ports) = client_of(back);
             let joined = admit::join(tables, asked, work.schema, index, ports);
-            let joined = charged(tables, place.level(), ports, joined);
+            let joined = charged(tables, place, ports, joined);
             is_seated = matches!(joined, party::JOINED | JOINED_OVER);
             is_over |= joined == JOINED_OVER;
             if !is_seated {

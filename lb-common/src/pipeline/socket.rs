@@ -16,7 +16,8 @@ use crate::{
         limit::is_audited,
         load,
         party::{self, ANY, FULL, JOINED, NO_ROOM, Taker, party},
-        seats::{Asked, Place, Start, give_back},
+        place::{LevelSeats, Place},
+        seats::{Asked, Start, give_back},
     },
     parse::Tuple,
     service,
@@ -45,10 +46,10 @@ pub fn seat_socket<A: Address, T: Tables<A>>(
     };
     let rules = tables.flow_schema(schema).filter(|_| schema != 0);
     // SAFETY: elements of maps stay; a word that the agent stores as a whole.
-    let level = rules.map_or(0, |rules| unsafe {
-        (&raw const (*rules.as_ptr()).level).read_volatile()
+    let seats = rules.map_or(LevelSeats::default(), |rules| unsafe {
+        (&raw const (*rules.as_ptr()).seats).read_volatile()
     });
-    let asked = asks(config, plan, level, Start::Datagram);
+    let asked = asks(config, plan, seats, Start::Datagram);
     if asked.is_nothing() {
         return hold(held, plan, endpoint, Place::NONE);
     }
@@ -80,7 +81,7 @@ pub fn seat_socket<A: Address, T: Tables<A>>(
         leave(tables, place, endpoint);
         return Some(Reason::FlowLimit);
     }
-    tables.charge(place.level(), held.party, held.ports, false);
+    tables.charge(place, held.party, held.ports, false);
     count_admitted(tables, schema, is_over || joined == OVER_ITS_PART);
     hold(held, plan, endpoint, place)
 }
@@ -136,7 +137,7 @@ pub fn unseat_socket<A: Address, T: Tables<A>>(tables: &T, held: &mut SocketSeat
     let place = Place::from_u32(place);
     if party != 0 {
         party::leave(|index| tables.party(index), party);
-        tables.charge(place.level(), party, ports, true);
+        tables.charge(place, party, ports, true);
     }
     leave(tables, place, endpoint);
 }

@@ -6,7 +6,7 @@ use crate::{
     flow::{
         Flow, Record, flow_flag, foreign, latency,
         record::{clear, flags, in_order, read_tag, set},
-        seats::{self, Place},
+        seats::{self, place_of},
         table, tag,
         tcp::{self, after},
     },
@@ -104,7 +104,7 @@ fn follow_seats<A: Address, T: Tables<A>>(tables: &T, record: Record<A>, peer: R
     // SAFETY: records stay valid, and neither of these changes while they are in use.
     let is_reply = unsafe { record.as_ref() }.has(flow_flag::REPLY);
     let reply = if is_reply { record } else { peer };
-    if !Place::of(reply).is_none() {
+    if !place_of(reply).is_none() {
         seats::follow(tables, record, peer, is_reply);
     }
 }

@@ -8,7 +8,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lb_admission::{configuration::InForce, objects::Kind};
+use lb_admission::{
+    configuration::{ActiveSchema, InForce},
+    limits::Limits,
+    objects::Kind,
+};
 use lb_objects::{AsWritten, Pod};
 
 use super::Agent;
@@ -349,7 +353,8 @@ impl Admission {
 
     /// What is wrong with objects, and what they ask for that is not done yet.
     pub fn problems(&self) -> Vec<String> {
-        let unmet = self.in_force.as_deref().into_iter().flat_map(unmet);
+        let in_force = self.in_force.as_deref().into_iter();
+        let unmet = in_force.flat_map(|in_force| unmet(in_force, &in_force.limits(self.seats)));
         self.objects_problems()
             .into_iter()
             .chain(self.problem.iter().map(|(problem, _)| problem.clone()))
@@ -392,15 +397,15 @@ pub fn node_limit(config: &Config, admission: Option<&Admission>) -> u32 {
     }
 }
 
-/// What a configuration asks for that the data plane does not do.
-fn unmet(in_force: &InForce) -> Vec<String> {
+/// What a configuration, of whose levels these are the limits, asks for that the data plane does not do.
+fn unmet(in_force: &InForce, limits: &[Limits]) -> Vec<String> {
     let mut unmet = Vec::new();
     let mut add = |kind: Kind, name: &str, what: &str| unmet.push(format!("{kind}/{name}: {what}"));
     for schema in &in_force.dangling {
         let what = format!("there is no PriorityLevel {:?}", schema.level);
         add(Kind::FlowSchema, &schema.name, &what);
     }
-    for schema in in_force.schemas.iter().map(|active| &active.schema) {
+    for ActiveSchema { schema, level } in &in_force.schemas {
         if !schema.linger.is_zero() {
             add(
                 Kind::FlowSchema,
@@ -408,9 +413,14 @@ fn unmet(in_force: &InForce) -> Vec<String> {
                 "`linger` is not in force on live traffic yet",
             );
         }
-        if schema.width > 1 {
-            let what = "a connection takes one seat, whatever `seats` says";
-            add(Kind::FlowSchema, &schema.name, what);
+        let seats = schema.seats(&limits[*level]);
+        if seats < schema.width {
+            let what = format!(
+                "a connection takes {seats} of the {} seats asked for, because PriorityLevel {:?} has too few for \
+                 more (give it more shares)",
+                schema.width, schema.level
+            );
+            add(Kind::FlowSchema, &schema.name, &what);
         }
     }
     unmet
@@ -640,21 +650,25 @@ spec: {priorityLevelConfiguration: {name: nowhere}}
         let mut objects = Objects::default();
         objects.read([("a.yaml".into(), Ok(text.as_bytes().to_vec()))]);
         assert_eq!(objects.errors, []);
-        let unmet = unmet(&objects.configuration.in_force());
         let expected = [
             "FlowSchema/lost: there is no PriorityLevel \"nowhere\"",
             "FlowSchema/shop: `linger`",
-            "FlowSchema/shop: a connection takes one seat",
+            "FlowSchema/shop: a connection takes 1 of the 2 seats",
         ];
-        assert_eq!(unmet.len(), expected.len(), "{unmet:#?}");
-        for (found, expected) in unmet.iter().zip(expected) {
-            assert!(found.starts_with(expected), "{found}");
+        // With so many seats, the level has enough for two.
+        for (seats, told) in [(1000, 2), (10, 3)] {
+            let unmet = unmet_of(&objects, seats);
+            assert_eq!(unmet.len(), told, "{unmet:#?}");
+            for (found, expected) in unmet.iter().zip(expected) {
+                assert!(found.starts_with(expected), "{found}");
+            }
         }
         // The mandatory objects ask for nothing else.
-        assert_eq!(unmet_of_nothing(), Vec::<String>::new());
+        assert_eq!(unmet_of(&Objects::default(), 1), Vec::<String>::new());
     }
 
-    fn unmet_of_nothing() -> Vec<String> {
-        unmet(&Objects::default().configuration.in_force())
+    fn unmet_of(objects: &Objects, seats: u32) -> Vec<String> {
+        let in_force = objects.configuration.in_force();
+        unmet(&in_force, &in_force.limits(seats))
     }
 }

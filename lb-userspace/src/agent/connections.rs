@@ -120,6 +120,7 @@ impl Connections {
             let mut count = SchemaCount {
                 name: known.name.clone(),
                 level: known.level.clone(),
+                seats: known.seats,
                 ..SchemaCount::default()
             };
             for number in known.numbers() {

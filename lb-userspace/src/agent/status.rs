@@ -330,6 +330,9 @@ impl From<&LevelCount> for PriorityLevel {
 pub struct FlowSchema {
     pub name: String,
     pub priority_level: String,
+    /// Seats of the level that each of its connections takes.
+    #[serde(default = "one")]
+    pub seats: u32,
     /// Connections let in so far.
     pub admitted: u64,
     /// Those of them above a limit that is only audited.
@@ -352,11 +355,16 @@ pub struct FlowSchema {
     pub expired: BTreeMap<String, u64>,
 }
 
+fn one() -> u32 {
+    1
+}
+
 impl From<&SchemaCount> for FlowSchema {
     fn from(count: &SchemaCount) -> Self {
         Self {
             name: count.name.clone(),
             priority_level: count.level.clone(),
+            seats: count.seats,
             admitted: count.admitted,
             over: count.over,
             refused: count.refused,

@@ -8,7 +8,7 @@ use std::{
 
 use clap::{ArgAction, Args};
 use ipnet::IpNet;
-use lb_common::flow::seats::SERVICE_BITS;
+use lb_common::flow::SERVICE_BITS;
 use lb_objects::ObjectName;
 
 use super::{

@@ -8,6 +8,7 @@ use lb_common::{
     addr::{Ip4, Ip6},
     flow::{
         party::PartyRule,
+        place::LevelSeats,
         seats::{Full, Start},
     },
     parse::{Tuple, tcp_flag},
@@ -196,7 +197,7 @@ impl<'a> Decision<'a> {
                     decision.limits = in_use.limits(tables, route.plan, &service, schema);
                 }
                 let element = schema.map(|schema| tables.flow_schema(schema.number));
-                let level = element.map_or(0, |schema| schema.level);
+                let seats = element.map_or_else(LevelSeats::default, |schema| schema.seats);
                 let rule = element.map(|schema| schema.rule);
                 decision.part = rule.filter(|rule| rule.limit().is_some());
                 let answers = element.map_or(0, |schema| schema.answers);
@@ -204,7 +205,7 @@ impl<'a> Decision<'a> {
                 let asked = pipeline::asks(
                     &tables.config,
                     route.plan,
-                    level,
+                    seats,
                     Start::of(tuple.protocol, true),
                 );
                 match pipeline::in_the_way::<A, _>(&hook, asked) {

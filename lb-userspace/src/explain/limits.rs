@@ -7,6 +7,7 @@ use lb_common::{
     flow::{
         Seats,
         limit::{LEVELS, NODE, limit_flag},
+        place::LevelSeats,
         queue::LevelQueues,
         seats::Start,
     },
@@ -27,6 +28,8 @@ pub struct Limit {
     pub in_use: Option<u32>,
     /// Whether connections are let in when there are as many.
     pub exempt: bool,
+    /// How many a connection counts for: of a priority level, the seats that it takes.
+    pub width: u32,
 }
 
 /// Whose limit it is.
@@ -138,8 +141,10 @@ impl InUse {
         service: &str,
         schema: Option<&NumberedSchema>,
     ) -> Vec<Limit> {
-        let level = schema.map_or(0, |schema| tables.flow_schema(schema.number).level);
-        let place = pipeline::asks(&tables.config, plan, level, Start::Datagram).place();
+        let seats = schema.map_or_else(LevelSeats::default, |schema| {
+            tables.flow_schema(schema.number).seats
+        });
+        let place = pipeline::asks(&tables.config, plan, seats, Start::Datagram).place();
         let exempt = plan.has(plan_flag::EXEMPT);
         let limit = |whose, index, in_use| {
             let Seats { limit, flags, .. } = tables.seats(index);
@@ -150,6 +155,7 @@ impl InUse {
                 is_audited: is_limit && flags & limit_flag::AUDIT != 0,
                 in_use,
                 exempt,
+                width: 1,
             }
         };
         let of_service = (place.service() != 0).then(|| {
@@ -159,7 +165,10 @@ impl InUse {
         let of_level = schema.filter(|_| place.level() != 0).map(|schema| {
             let in_use = self.of_level(&schema.level).map(|level| level.in_use);
             let whose = Whose::Level(schema.level.clone());
-            limit(whose, place.shared(), in_use)
+            Limit {
+                width: place.width(),
+                ..limit(whose, place.shared(), in_use)
+            }
         });
         let of_node = (place.has_node()).then(|| limit(Whose::Node, NODE, self.of(None)));
         let limits = of_service.into_iter().chain(of_level).chain(of_node);

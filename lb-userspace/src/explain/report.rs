@@ -155,10 +155,21 @@ pub struct LimitReport {
     /// Whether the limit is only audited; absent if not.
     #[serde(default, skip_serializing_if = "is_false")]
     pub audited: bool,
+    /// Seats of the priority level that the connection takes; absent if one.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub seats: u32,
 }
 
 fn is_false(value: &bool) -> bool {
     !value
+}
+
+fn one() -> u32 {
+    1
+}
+
+fn is_one(value: &u32) -> bool {
+    *value == 1
 }
 
 impl Report {
@@ -188,6 +199,7 @@ impl From<&Limit> for LimitReport {
             in_use: limit.in_use,
             exempt: limit.exempt,
             audited: limit.is_audited,
+            seats: limit.width,
         }
     }
 }

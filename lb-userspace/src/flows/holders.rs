@@ -44,7 +44,8 @@ pub enum Whose {
 /// Its connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Held {
-    /// Those that hold a level's seat.
+    /// Those that hold seats of a level, and how many seats they hold.
+    pub connections: u32,
     pub seats: u32,
     /// TCP connections whose handshake is not complete, with a seat or without.
     pub handshakes: u32,
@@ -100,6 +101,7 @@ impl Holders {
             return;
         }
         let held = self.all.entry(holder).or_insert_with(|| Held {
+            connections: 0,
             seats: 0,
             handshakes: 0,
             frontend: (
@@ -107,11 +109,14 @@ impl Holders {
                 protocol(forward),
             ),
         });
-        held.seats += u32::from(has_seat);
+        if has_seat {
+            held.connections += 1;
+            held.seats += reply.place().width();
+        }
         held.handshakes += u32::from(is_handshake);
     }
 
-    /// At most `limit` of them, those with the most connections first, and whether there are more.
+    /// At most `limit` of them, those with the most seats first, and whether there are more.
     pub fn largest(self, limit: usize) -> (Vec<(Holder, Held)>, bool) {
         let mut all: Vec<_> = self.all.into_iter().collect();
         let key = |(holder, held): &(Holder, Held)| {

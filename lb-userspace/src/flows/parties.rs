@@ -110,19 +110,18 @@ impl Parties {
     /// one.
     pub fn queue_of<A: Address>(&self, forward: &Flow<A>, party: u64) -> Option<u32> {
         let taker = forward.taker();
-        let level = offset_of!(FlowSchema, level);
-        let level = self.schemas.u32_at(taker.schema(), level).load(SeqCst);
+        let level = self.schemas.read(taker.schema()).seats.level();
         let ports = ports_there(forward);
         self.queues.charged(level, party, taker.card(), ports)
     }
 
     /// Counts the party of a flow less whose client's direction this is, or was, and its queue is charged
-    /// no longer.
-    pub fn leave<A: Address>(&self, forward: &Flow<A>, secret: [u64; 2]) {
+    /// no longer for its seats.
+    pub fn leave<A: Address>(&self, forward: &Flow<A>, width: u32, secret: [u64; 2]) {
         if let Some((party, _)) = self.of(forward, secret) {
             party::leave(|index| self.elements.pointer(index), party);
             if let Some(queue) = self.queue_of(forward, party) {
-                self.queues.give_back(queue, 1);
+                self.queues.give_back(queue, width as i32);
             }
         }
     }

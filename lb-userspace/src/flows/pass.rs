@@ -1,8 +1,10 @@
 //! What one pass over a flow table collects.
 
+use std::collections::HashMap;
+
 use lb_common::{
     addr::Address,
-    flow::{Flow, Stage, Timeouts, flow_flag, seats::Place, tag},
+    flow::{Flow, Stage, Timeouts, flow_flag, place::Place, tag},
 };
 
 use super::{
@@ -51,6 +53,8 @@ pub struct Pass<'a> {
     /// Flows of parties: the index of the endpoint's direction, the party, and the queue that is charged if
     /// the flow has its seats.
     pub members: Vec<(u32, u64, Option<u32>)>,
+    /// Endpoints' directions of flows that take more than one seat of their level, and how many.
+    wide: HashMap<u32, u32>,
     /// Flags of live records, with [`Self::LIVE`]. A pass is several times faster if it reads the
     /// other half of a pair from here, because in the table that is a cold cache line.
     seen: Vec<u8>,
@@ -90,6 +94,7 @@ impl<'a> Pass<'a> {
             passed,
             bound: Vec::new(),
             members: Vec::new(),
+            wide: HashMap::new(),
             seen: vec![0; mask as usize + 1],
             halves: 0,
             pairs: 0,
@@ -120,6 +125,9 @@ impl<'a> Pass<'a> {
             0 => 0,
             _ => Self::LEVELED,
         };
+        if flow.place().width() > 1 {
+            self.wide.insert(index, flow.place().width());
+        }
         let own = Self::LIVE | half | placed | leveled | (flow.flags & Self::SHOWN) as u8;
         self.seen[index as usize] = own;
         let other = match flow.peer < index {
@@ -170,7 +178,7 @@ impl<'a> Pass<'a> {
         self.services.counts_parties()
     }
 
-    /// Counts the flows of parties that hold the seat of a level. To be called when all records have
+    /// Counts the flows of parties that hold seats of a level. To be called when all records have
     /// been counted.
     pub fn count_members(&mut self) {
         let seated = Self::LIVE | Self::HALF | Self::LEVELED;
@@ -183,7 +191,8 @@ impl<'a> Pass<'a> {
                 count.seated += 1;
             }
             if let Some(queue) = queue {
-                self.services.add_charge(queue);
+                let width = self.wide.get(&reply).copied().unwrap_or(1);
+                self.services.add_charge(queue, width);
             }
         }
     }

@@ -89,10 +89,10 @@ impl Queues {
         Some(of.first.saturating_add(queue)).filter(|index| *index < self.queues.len())
     }
 
-    /// A queue is charged no longer for so many connections.
-    pub fn give_back(&self, index: u32, connections: i32) {
+    /// A queue is charged no longer for so many seats.
+    pub fn give_back(&self, index: u32, seats: i32) {
         let word = self.queues.u64_at(index, offset_of!(Queue, word));
-        word.fetch_sub(i64::from(connections) as u64, SeqCst);
+        word.fetch_sub(i64::from(seats) as u64, SeqCst);
     }
 
     /// Promises to look after those who wait at a level until this tick.

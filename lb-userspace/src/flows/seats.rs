@@ -16,7 +16,7 @@ use std::{
 use lb_common::flow::{
     Seats,
     limit::{LEVEL_NUMBERS, LEVELS, LIMITS, NODE},
-    seats::Place,
+    place::Place,
 };
 use lb_datapath::{Loaded, bpf::MappedArray};
 
@@ -126,7 +126,7 @@ impl SeatTable {
         some_are
     }
 
-    /// The slow handshakes that the latest pass has found within a limit.
+    /// The seats of slow handshakes that the latest pass has found within a limit.
     pub fn slow_handshakes(&self, index: u32) -> u32 {
         lock(&self.pressure).slow(index)
     }
@@ -151,8 +151,8 @@ impl SeatTable {
     /// means that it is counted at none.
     pub fn give_back(&self, place: Place, endpoint: u32) {
         self.loads.leave(endpoint);
-        for index in place.limits() {
-            self.word(index).fetch_sub(1, SeqCst);
+        for (index, width) in place.limits() {
+            self.word(index).fetch_sub(width.into(), SeqCst);
         }
     }
 

@@ -8,9 +8,9 @@ use std::{
 use lb_common::{
     abi::SocketSeats,
     flow::{
-        Stage,
+        SERVICE_BITS, Stage,
         limit::{LEVEL_NUMBERS, LIMITS},
-        seats::Place,
+        place::Place,
         stage::STAGES,
     },
 };
@@ -130,7 +130,7 @@ struct ServiceFlows {
 
 impl ServiceCounts {
     /// More services than any node has. A larger id means a broken record.
-    const LIMIT: u32 = 1 << 20;
+    const LIMIT: u32 = 1 << SERVICE_BITS;
 
     /// The number of a service's live flows.
     pub fn of(&self, service: u32) -> u32 {
@@ -169,7 +169,7 @@ impl ServiceCounts {
         self.seats.get(limit as usize).copied().unwrap_or(0)
     }
 
-    /// TCP connections within a limit whose handshake is slow: it has been open for half a second at least,
+    /// The seats of TCP connections within a limit whose handshake is slow: it has been open for half a second at least,
     /// or would have been, if its service had not so many that none stays for so long, or if a reset
     /// from its client had not ended it.
     pub fn slow_handshakes(&self, limit: u32) -> u32 {
@@ -202,8 +202,8 @@ impl ServiceCounts {
         &self.queues
     }
 
-    pub(super) fn add_charge(&mut self, queue: u32) {
-        *self.queues.entry(queue).or_default() += 1;
+    pub(super) fn add_charge(&mut self, queue: u32, seats: u32) {
+        *self.queues.entry(queue).or_default() += seats;
     }
 
     /// The flows that are counted at each endpoint, by its id.
@@ -238,7 +238,7 @@ impl ServiceCounts {
             party.seated += 1;
         }
         if let Some(queue) = queue {
-            self.add_charge(queue);
+            self.add_charge(queue, place.width());
         }
     }
 
@@ -261,14 +261,14 @@ impl ServiceCounts {
     }
 }
 
-/// Adds one to the numbers of all limits of a place.
+/// Adds the seats of a place to the numbers of its limits.
 fn add_place(numbers: &mut Vec<u32>, place: Place) {
     if place.is_none() {
         return;
     }
     numbers.resize(LIMITS + LEVEL_NUMBERS, 0);
-    for index in place.limits() {
-        numbers[index as usize] += 1;
+    for (index, width) in place.limits() {
+        numbers[index as usize] += width;
     }
 }
 

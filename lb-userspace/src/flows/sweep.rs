@@ -42,7 +42,8 @@ use lb_common::{
     addr::Address,
     flow::{
         Flow, Stage, Timeouts, flow_flag, foreign,
-        seats::{Place, is_client_of, is_provisional},
+        place::Place,
+        seats::{is_client_of, is_provisional},
         stage::idle,
         table::{self, GROUP, GROUPS},
         tag,
@@ -664,7 +665,11 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
     pub fn unseat_handshakes(&self, is_pressed: impl Fn(u32) -> bool) {
         for reply in &self.latest.shaking_hands {
             if let Some(connection) = self.handshake(*reply)
-                && (connection.reply.place().limits().any(&is_pressed)
+                && (connection
+                    .reply
+                    .place()
+                    .limits()
+                    .any(|(limit, _)| is_pressed(limit))
                     || self.is_party_pressed(&connection.forward))
             {
                 self.unseat_until_proved(*reply, &connection);
@@ -721,7 +726,7 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
         if place.level() != 0
             && let Some(forward) = &forward
         {
-            self.parties.leave(forward, self.secret);
+            self.parties.leave(forward, place.width(), self.secret);
         }
     }
 

@@ -15,7 +15,7 @@ use std::{
 use lb_common::{
     abi,
     addr::{Ip4, Ip6},
-    flow::{Flow, Timeouts, limit::LEVELS, seats::Place},
+    flow::{Flow, Timeouts, limit::LEVELS, place::Place},
 };
 use lb_datapath::{
     Jiffies, Loaded, TickRate,

@@ -15,7 +15,7 @@ pub struct LevelCount {
     pub is_exempt: bool,
     /// What it may have.
     pub limits: Limits,
-    /// The most connections at the moment.
+    /// The most seats in use at the moment, and how many are.
     pub limit: u32,
     pub in_use: u32,
     /// The most in use in the latest second.
@@ -24,7 +24,7 @@ pub struct LevelCount {
     pub refused: u64,
     /// Connections let in above the limit, because it is only audited.
     pub over: u64,
-    /// Connections counted without regard to the limit, because they were in progress.
+    /// Seats taken without regard to the limit, by connections in progress.
     pub recovered: u64,
     /// Connections let in without being counted, because the cluster depends on their Service.
     pub exempted: u64,
@@ -34,7 +34,7 @@ pub struct LevelCount {
     pub waiting: u32,
     /// Connections refused because too many of their queue waited.
     pub queue_full: u64,
-    /// TCP handshakes that have been open for half a second at least.
+    /// Seats of TCP handshakes that have been open for half a second at least.
     pub slow_handshakes: u32,
     /// Whether these are so many that handshakes take no seats.
     pub is_pressed: bool,
@@ -46,6 +46,8 @@ pub struct SchemaCount {
     pub name: String,
     /// Name of its priority level.
     pub level: String,
+    /// Seats of the level that each of its connections takes.
+    pub seats: u32,
     /// Connections let in.
     pub admitted: u64,
     /// Those of them above a limit that is only audited.
@@ -71,12 +73,16 @@ impl LevelCount {
 }
 
 impl SchemaCount {
-    fn counter(&self, value: u64) -> Metric {
+    fn metric(&self, of_kind: fn(&[(&str, &str)], u64) -> Metric, value: u64) -> Metric {
         let labels = [
             ("flow_schema", &*self.name),
             ("priority_level", &*self.level),
         ];
-        counter(&labels, value)
+        of_kind(&labels, value)
+    }
+
+    fn counter(&self, value: u64) -> Metric {
+        self.metric(counter, value)
     }
 
     /// Refused connections, by reason.
@@ -156,8 +162,8 @@ pub(super) fn families(
         ),
         of_limited(
             "node_lb_flowcontrol_current_limit_seats",
-            "The most connections that a priority level may have at the moment; those that are exempt are \
-             left out.",
+            "The most seats that connections of a priority level may have at the moment; those that are exempt \
+             are left out.",
             |level| level.limit.into(),
         ),
         of_limited(
@@ -172,7 +178,7 @@ pub(super) fn families(
         ),
         of_levels(
             "node_lb_flowcontrol_current_executing_seats",
-            "Connections in a priority level.",
+            "Seats that the connections of a priority level hold.",
             gauge,
             |level| level.in_use.into(),
         ),
@@ -194,13 +200,13 @@ pub(super) fn families(
         ),
         of_levels(
             "node_lb_flowcontrol_highest_executing_seats",
-            "The most connections in a priority level in the latest second.",
+            "The most seats that the connections of a priority level held in the latest second.",
             gauge,
             |level| level.highest.into(),
         ),
         of_levels(
             "node_lb_flowcontrol_recovered_connections_total",
-            "Connections counted without regard to the limit, because they were in progress.",
+            "Seats taken without regard to the limit, by connections in progress.",
             counter,
             |level| level.recovered,
         ),
@@ -213,13 +219,21 @@ pub(super) fn families(
         ),
         of_limited(
             "node_lb_flowcontrol_slow_handshakes",
-            "TCP handshakes in a priority level that have been open for half a second at least.",
+            "Seats of TCP handshakes in a priority level that have been open for half a second at least.",
             |level| level.slow_handshakes.into(),
         ),
         of_limited(
             "node_lb_flowcontrol_pressed",
             "1 while so many handshakes are slow that they take no seats.",
             |level| level.is_pressed.into(),
+        ),
+        family(
+            "node_lb_flowcontrol_connection_seats",
+            "Seats of its priority level that each connection of a flow schema takes.",
+            MetricType::GAUGE,
+            schemas
+                .iter()
+                .map(|schema| schema.metric(gauge, schema.seats.into())),
         ),
         family(
             "node_lb_flowcontrol_dispatched_connections_total",

@@ -31,7 +31,7 @@ pub struct Sample {
     pub services: Vec<ServiceTraffic>,
     /// Limits of connections.
     pub limits: Vec<LimitCount>,
-    /// By how many the numbers of connections within limits have been corrected.
+    /// By how many the numbers of connections and seats within limits and levels have been corrected.
     pub limits_corrected: u64,
     /// Priority levels.
     pub levels: Vec<LevelCount>,
@@ -378,9 +378,10 @@ impl Sample {
             ),
             family(
                 "node_lb_connection_limit_corrected_total",
-                "By how many connections the numbers within limits were corrected after a recount.",
+                "By how many connections the numbers within limits, or by how many seats those of priority \
+                 levels, were corrected after a recount.",
                 MetricType::COUNTER,
-                (!self.limits.is_empty())
+                (!self.limits.is_empty() || !self.levels.is_empty())
                     .then(|| counter(&[], self.limits_corrected))
                     .into_iter(),
             ),

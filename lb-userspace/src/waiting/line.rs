@@ -154,6 +154,7 @@ mod tests {
             tenants: Vec::new(),
             most_per_flow: None,
             longest_wait: Duration::from_secs(1),
+            seats: 1,
         }
     }
 

@@ -27,7 +27,7 @@ use std::{
 
 use lb_admission::{
     controller::LevelId,
-    queueset::{Handle, Rejection},
+    queueset::{Arrival, Handle, Rejection},
 };
 use lb_common::{
     flow::queue::{LevelQueues, Waiter, card_of, hash_of},
@@ -309,6 +309,7 @@ impl Keeper {
             level: waiter.level,
             queue: waiter.queue,
             party: waiter.party,
+            seats: schema.map_or(1, |schema| schema.seats),
             is_inside: waiter.is_inside != 0,
             since: now,
             until: now + schema.map_or(0, |schema| schema.longest_wait.as_nanos() as u64),
@@ -351,10 +352,14 @@ impl Keeper {
         };
         let (name, flow) = (&*known.level.name, hash_of(waiting.party));
         let connections = self.kernel.parties.connections(waiting.party);
-        levels.observe_flow(name, flow, connections, now);
+        levels.observe_flow(name, flow, connections, waiting.seats, now);
         let queues = self.line.queues.of_level(waiting.level);
         let queue = waiting.queue.wrapping_sub(queues.first);
-        let parked = levels.park(name, queue, flow, waiting.schema, waiting.until, now);
+        let arrival = Arrival {
+            schema: waiting.schema,
+            ..Arrival::connection(flow, waiting.seats, 0, Some(waiting.until))
+        };
+        let parked = levels.park(name, queue, arrival, now);
         let refusal = match parked {
             Ok((level, connection)) => {
                 let entered = self.room.enter(level, connection, waiting);
@@ -516,11 +521,11 @@ impl Keeper {
             self.follow_flood(levels, level, now);
         }
         let flows = self.room.flows();
-        for (level, party) in flows {
+        for (level, party, seats) in flows {
             let known = &self.known.levels;
             if let Some(known) = known.iter().find(|known| known.number == level) {
                 let connections = self.kernel.parties.connections(party);
-                levels.observe_flow(&known.level.name, hash_of(party), connections, now);
+                levels.observe_flow(&known.level.name, hash_of(party), connections, seats, now);
             }
         }
         for known in &self.known.levels {

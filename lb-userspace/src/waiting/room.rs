@@ -33,6 +33,8 @@ pub struct Waiting {
     /// Index of the queue in which programs count it.
     pub queue: u32,
     pub party: u64,
+    /// Seats that it takes.
+    pub seats: u32,
     /// Whether its client is a pod or the node.
     pub is_inside: bool,
     /// Since when it waits, and until when at the latest.
@@ -100,9 +102,9 @@ impl Room {
         there.map(|(place, _)| *place).collect()
     }
 
-    /// The parties that wait, with their levels.
-    pub fn flows(&self) -> BTreeSet<(u32, u64)> {
-        let of = |waiting: &Waiting| (waiting.level, waiting.party);
+    /// The parties that wait, with their levels and the seats of each connection.
+    pub fn flows(&self) -> BTreeSet<(u32, u64, u32)> {
+        let of = |waiting: &Waiting| (waiting.level, waiting.party, waiting.seats);
         self.iter().map(of).collect()
     }
 

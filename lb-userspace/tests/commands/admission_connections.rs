@@ -10,6 +10,7 @@ fn page() -> Page {
         priority_level: "tenants".to_owned(),
         flow: flow.to_owned(),
         connections,
+        seats: 3 * connections,
         limit,
         handshakes,
     };
@@ -31,9 +32,9 @@ fn those_who_hold_seats_are_shown_as_the_agent_tells_them() {
     assert_eq!(
         stdout(&shown),
         "\
-FLOW SCHEMA  PRIORITY LEVEL  FLOW             CONNECTIONS  LIMIT  HANDSHAKES
-shop         tenants         203.0.113.9      200          200    3
-shop         tenants         2001:db8:c::/64  7            -      0
+FLOW SCHEMA  PRIORITY LEVEL  FLOW             CONNECTIONS  LIMIT  SEATS  HANDSHAKES
+shop         tenants         203.0.113.9      200          200    600    3
+shop         tenants         2001:db8:c::/64  7            -      21     0
 There are more; see --limit.
 "
     );

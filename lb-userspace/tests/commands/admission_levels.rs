@@ -31,6 +31,7 @@ fn status() -> Status {
         flow_schemas: vec![FlowSchema {
             name: "shop".to_owned(),
             priority_level: "tenants".to_owned(),
+            seats: 4,
             admitted: 1000,
             over: 3,
             refused: 40,
@@ -62,8 +63,8 @@ PRIORITY LEVEL  IN USE  HIGHEST  LIMIT  NOMINAL  MIN  MAX   REFUSED  OVER LIMIT 
 exempt          7       8        -      100      -    -     4        5           6     8        9           0
 tenants         100     101      120    100      50   1000  4        5           6     8        9           120 (pressed)
 
-FLOW SCHEMA  PRIORITY LEVEL  ADMITTED  REFUSED  FLOW LIMIT  OVER LIMIT  WAITED           TIME-OUT  EXPIRED
-shop         tenants         1000      40       6           3           70 (12 ms each)  2         7 client-idle, 1 lifetime
+FLOW SCHEMA  PRIORITY LEVEL  SEATS EACH  ADMITTED  REFUSED  FLOW LIMIT  OVER LIMIT  WAITED           TIME-OUT  EXPIRED
+shop         tenants         4           1000      40       6           3           70 (12 ms each)  2         7 client-idle, 1 lifetime
 
 Problem: a.yaml: cannot be read: no permission
 "

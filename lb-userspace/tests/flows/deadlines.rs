@@ -11,8 +11,8 @@ use lb_common::{
         flow_flag::{EXPIRED, FIN, LATE, RST, SEEN},
         limit::LEVELS,
         party::{PartyRule, Taker},
+        place::Place,
         record,
-        seats::Place,
     },
 };
 
@@ -43,7 +43,7 @@ impl Bench {
     fn with(flow: NewFlow, deadlines: &[Deadline]) -> Self {
         let table = Table::new(64);
         let flow = NewFlow {
-            place: Place::of_level(LEVEL),
+            place: Place::of_level(LEVEL, 1),
             taker: Taker::new(SCHEMA, false),
             ..flow
         };

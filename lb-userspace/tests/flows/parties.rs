@@ -4,8 +4,9 @@ use lb_common::{
     abi::FlowSchema,
     flow::{
         flow_flag::SEEN,
+        limit::LEVELS,
         party::{PartyRule, Taker, party_by},
-        seats::Place,
+        place::Place,
     },
 };
 use node_lb::flows::holders::{Holder, Holders, Whose};
@@ -13,11 +14,12 @@ use node_lb::flows::holders::{Holder, Holders, Whose};
 use super::table::{NewFlow, Sweeping, Table, View};
 
 const SCHEMA: u32 = 5;
+const LEVEL: u32 = 9;
 
 /// A flow that counts against the limit of a level, and in a party of its flow schema.
 fn member(client: u32) -> NewFlow {
     NewFlow {
-        place: Place::of_level(9),
+        place: Place::of_level(LEVEL, 1),
         taker: Taker::new(SCHEMA, false),
         ..NewFlow::tcp(client).seen(SEEN, SEEN)
     }
@@ -47,6 +49,29 @@ fn a_flow_that_expires_leaves_its_party() {
     let mut sweeping = Sweeping::new(&table);
     sweeping.pass(90_001);
     assert_eq!(table.members(), [1]);
+}
+
+#[test]
+fn a_wide_flow_gives_all_its_seats_back() {
+    let table = table();
+    let wide = |client, width| NewFlow {
+        place: Place::of_level(LEVEL, width),
+        ..member(client)
+    };
+    table.open(&wide(1, 10)).unwrap();
+    let used = || table.seats.read(LEVELS + LEVEL).used();
+    let mut sweeping = Sweeping::new(&table);
+    sweeping.pass(100);
+    assert_eq!(sweeping.services.seats(LEVELS + LEVEL), 10);
+    table.open(&wide(2, 3).at(90_000)).unwrap();
+    assert_eq!((used(), table.members()), (13, vec![2]));
+    sweeping.pass(90_001);
+    assert_eq!((used(), table.members()), (3, vec![1]));
+    table
+        .open(&wide(3, 7).half().seen(SEEN, 0).at(90_000))
+        .unwrap();
+    sweeping.pass(90_004);
+    assert_eq!(sweeping.services.slow_handshakes(LEVELS + LEVEL), 7);
 }
 
 #[test]

@@ -6,9 +6,8 @@ use lb_common::flow::{
     Seats,
     flow_flag::{FIN, FIN_ACKED, RST, SEEN, WATCH},
     limit::{LEVELS, NODE},
-    record,
-    seats::{self, Place},
-    tag,
+    place::Place,
+    record, seats, tag,
 };
 
 use super::table::{NewFlow, Sweeping, Table};

@@ -20,8 +20,9 @@ use lb_common::{
         limit::{self, LEVELS, Seats},
         load,
         party::{self, Taker},
+        place::Place,
         record::{self, read_tag},
-        seats::{self, Place, client_of},
+        seats::{self, client_of},
         slots::{Purpose, Slots, Steps},
         steps::Plain,
         table, tag,
@@ -203,7 +204,7 @@ impl Table {
         for index in [flow.place.service(), limit::NODE] {
             let counts = index != limit::NODE || flow.place.has_node();
             if counts && let Some(seats) = self.seats(index) {
-                assert!(limit::try_take(seats, 0));
+                assert!(limit::try_take(seats, 1, 0));
             }
         }
         // SAFETY: the record is claimed, so it belongs to this thread.
@@ -217,7 +218,8 @@ impl Table {
             assert!(load::enter_endpoint(self, ENDPOINT, 0));
         }
         if flow.place.level() != 0 {
-            limit::take_anyway(self.levels.pointer(flow.place.level()).unwrap());
+            let level = self.levels.pointer(flow.place.level()).unwrap();
+            limit::take_anyway(level, flow.place.width());
             let (forward, ports) = client_of(reply);
             assert_eq!(self.join_party(forward, ports, u32::MAX), party::JOINED);
         }

@@ -233,8 +233,8 @@ async fn those_who_hold_seats_are_told_by_what_their_flows_have_in_common() {
     assert_eq!(told(3), (&json!("*"), &json!("#4")));
     let first = &page["items"][0];
     assert_eq!(
-        (&first["connections"], &first["handshakes"]),
-        (&json!(9), &json!(1))
+        (&first["connections"], &first["seats"], &first["handshakes"]),
+        (&json!(9), &json!(18), &json!(1))
     );
     assert_eq!(
         (first.get("limit"), &page["truncated"]),
@@ -494,7 +494,8 @@ impl FlowSource for ThreeFlows {
     fn holders(&self, limit: usize) -> anyhow::Result<(Vec<(Holder, Held)>, bool)> {
         let held = |schema: u32, whose| {
             let held = Held {
-                seats: 10 - schema,
+                connections: 10 - schema,
+                seats: 20 - 2 * schema,
                 handshakes: 1,
                 frontend: (([10, 96, 0, 1], 80).into(), Protocol::Tcp),
             };

@@ -210,6 +210,7 @@ async fn the_kernels_counters_are_read_at_each_scrape() {
             r#"node_lb_flowcontrol_kept_seats{priority_level="tenants"} 7"#,
             r#"node_lb_flowcontrol_slow_handshakes{priority_level="tenants"} 11"#,
             r#"node_lb_flowcontrol_pressed{priority_level="tenants"} 0"#,
+            r#"node_lb_flowcontrol_connection_seats{flow_schema="shop",priority_level="tenants"} 8"#,
             r#"node_lb_flowcontrol_dispatched_connections_total{flow_schema="shop",priority_level="tenants"} 30"#,
             r#"node_lb_flowcontrol_over_limit_connections_total{flow_schema="shop",priority_level="tenants"} 4"#,
             r#"node_lb_flowcontrol_rejected_connections_total{flow_schema="shop",priority_level="tenants",reason="concurrency-limit"} 5"#,
@@ -341,6 +342,7 @@ fn schema(name: &str, waited: Counts) -> SchemaCount {
     SchemaCount {
         name: name.into(),
         level: "tenants".into(),
+        seats: 8,
         admitted: 30,
         over: 4,
         refused: 5,

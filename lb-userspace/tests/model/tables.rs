@@ -14,7 +14,9 @@ use lb_common::{
         claim::{self, GRACE},
         end,
         hop::Hops,
-        load, queue, resize,
+        load,
+        place::Place,
+        queue, resize,
         seats::{self, Asked, Full},
         slots::{Purpose, Slots, Steps},
         table,
@@ -237,8 +239,8 @@ impl Steps<Ip4> for Cpu {
         seats::leave_ended(self, index);
     }
 
-    fn charge(&self, level: u32, party: u64, ports: u32, is_over: bool) {
-        queue::charge(self, level, party, ports, is_over);
+    fn charge(&self, place: Place, party: u64, ports: u32, is_over: bool) {
+        queue::charge(self, place, party, ports, is_over);
     }
 
     fn find_index(&self, tuple: &Tuple<Ip4>) -> u64 {

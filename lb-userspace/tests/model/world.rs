@@ -16,7 +16,7 @@ use lb_common::{
     addr::{Ip4, Ip6},
     flow::{
         Flow, Record, Seats, Timeouts, flow_flag,
-        seats::Place,
+        place::Place,
         table::{GROUP, GROUPS},
         tag,
     },

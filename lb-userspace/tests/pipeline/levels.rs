@@ -29,7 +29,7 @@ fn seats_for(level: u32) -> u32 {
 }
 
 /// Who finds no seat is refused.
-const REJECT: &str = "limitResponse: {type: Reject}";
+pub const REJECT: &str = "limitResponse: {type: Reject}";
 
 /// A level whose object says this, beside its shares.
 fn level_that(limited: &str) -> String {
@@ -76,7 +76,7 @@ fn all() -> String {
     schema("{kind: Any}", "'*'", "")
 }
 
-fn admit(tables: &mut ProgrammedTables, text: &str, mode: AdmissionMode, level: u32) {
+pub fn admit(tables: &mut ProgrammedTables, text: &str, mode: AdmissionMode, level: u32) {
     let mut objects = Objects::default();
     objects.read([("a.yaml".into(), Ok(text.as_bytes().to_vec()))]);
     assert_eq!(objects.errors, []);
@@ -100,15 +100,17 @@ pub fn index(tables: &ProgrammedTables, level: &str) -> u32 {
     LEVELS + found.unwrap().number
 }
 
-/// What is counted of a level, after a check that flows hold what is in use.
+/// What is counted of a level, after a check that flows hold the seats that are in use.
 pub fn level(scene: &Scene, tables: &ProgrammedTables, name: &str) -> Seats {
-    fn held<A: Family>(tables: &ProgrammedTables, index: u32) -> usize {
+    fn held<A: Family>(tables: &ProgrammedTables, index: u32) -> u32 {
         let former = tables.former_flows::<A>().into_iter();
         let flows = former.chain([tables.flows::<A>()]);
         let places = flows.flat_map(|flows| flows.live().map(|flow| flow.place()));
-        places
-            .filter(|place| place.limits().any(|limit| limit == index))
-            .count()
+        let of_each = places.flat_map(|place| place.limits());
+        of_each
+            .filter(|(limit, _)| *limit == index)
+            .map(|(_, width)| width)
+            .sum()
     }
     let index = index(tables, name);
     let held = match scene.family {
@@ -116,7 +118,7 @@ pub fn level(scene: &Scene, tables: &ProgrammedTables, name: &str) -> Seats {
         IpFamily::V6 => held::<Ip6>(tables, index),
     };
     let seats = tables.seats(index);
-    assert_eq!(usize::try_from(seats.used()), Ok(held), "{name}");
+    assert_eq!(u32::try_from(seats.used()), Ok(held), "{name}");
     seats
 }
 
@@ -128,7 +130,7 @@ pub fn counted(tables: &ProgrammedTables, schema: &str) -> (u64, u64, u64) {
     (counted.admitted, counted.over, counted.refused)
 }
 
-fn open(scene: &Scene, tables: &ProgrammedTables, port: u16) -> Outcome {
+pub fn open(scene: &Scene, tables: &ProgrammedTables, port: u16) -> Outcome {
     ingress(tables, &scene.opening(port))
 }
 

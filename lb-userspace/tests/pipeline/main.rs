@@ -41,3 +41,4 @@ mod unknown;
 mod vectors;
 mod waiting;
 mod weights;
+mod widths;

@@ -6,7 +6,7 @@ use lb_common::{
     flow::{
         Stage, flow_flag,
         limit::{NODE, Seats},
-        record::set,
+        record::{flags, set},
         seats,
         slots::Slots,
     },
@@ -211,13 +211,15 @@ fn a_connection_in_progress_that_has_lost_its_seat_takes_it_again_above_the_limi
 }
 
 /// Takes the seats of all flows away, as the agent does with those in their handshakes.
-fn unseat_all(scene: &Scene, tables: &ProgrammedTables) {
+pub fn unseat_all(scene: &Scene, tables: &ProgrammedTables) {
     fn unseat<A: Family>(tables: &ProgrammedTables) {
         let hook = tables.tc();
         let mask = Slots::<A>::mask(&hook);
         for record in (0..=mask).filter_map(|index| Slots::<A>::slot(&hook, index)) {
-            set(record, flow_flag::LATE);
-            seats::release(&hook, record);
+            match flags(record) & flow_flag::REPLY {
+                0 => set(record, flow_flag::LATE),
+                _ => seats::release(&hook, record),
+            }
         }
     }
     match scene.family {

@@ -51,7 +51,7 @@ pub fn in_use(scene: &Scene, tables: &ProgrammedTables, index: u32) -> u32 {
         let live = former
             .chain([tables.flows::<A>()])
             .flat_map(|flows| flows.live());
-        let holds = |place: lb_common::flow::seats::Place| match index {
+        let holds = |place: lb_common::flow::place::Place| match index {
             NODE => place.has_node(),
             _ => place.service() == index,
         };

@@ -216,12 +216,40 @@ fn sockets_keep_to_their_part_of_a_level() {
     }
 }
 
+#[test]
+fn a_socket_takes_as_many_seats_as_its_schema_says() {
+    for scene in Scene::each() {
+        for call in calls(&scene) {
+            let limited = "limitResponse: {type: Queue, queuing: {queues: 8, handSize: 2, queueLengthLimit: 5}}";
+            let text = levels::for_all(
+                limited,
+                "  seats: 3\n  distinguisherMethod: {type: BySourceIP}\n",
+            );
+            let tables = levels::tables(&scene, &text, Enforce, 20);
+            let index = levels::index(&tables, "tenant");
+            let counted = || (tables.seats(index).used(), charged(&tables, index));
+            let sockets = sockets(&tables, 7);
+            for socket in &sockets[..6] {
+                assert!(socket.ask(&scene, *call).is_ok());
+            }
+            assert_eq!(sockets[6].ask(&scene, *call), Err(Reason::ConcurrencyLimit));
+            assert_eq!((counted(), in_party(&tables)), ((18, 18), 6));
+            sockets[0].close();
+            assert_eq!((counted(), in_party(&tables)), ((15, 15), 5));
+            for socket in &sockets[1..] {
+                socket.close();
+            }
+            assert_eq!((counted(), in_party(&tables)), ((0, 0), 0));
+        }
+    }
+}
+
 /// Connections that are counted in parties, of which there is only one.
 fn in_party(tables: &ProgrammedTables) -> i32 {
     tables.parties().into_iter().sum::<u32>() as i32
 }
 
-/// Connections that are charged to the queues of a level.
+/// Seats that are charged to the queues of a level.
 fn charged(tables: &ProgrammedTables, index: u32) -> i32 {
     let of = tables.level_queues().read(index - LEVELS);
     let words = (of.first..of.first + of.number).map(|index| tables.queue(index).word);

@@ -219,6 +219,37 @@ fn a_queue_is_charged_for_those_who_waited_in_it() {
 }
 
 #[test]
+fn a_wide_connection_waits_for_all_its_seats() {
+    for scene in Scene::each().filter(|scene| scene.protocol == TCP) {
+        // Three connections of three seats, and one seat is left.
+        let node = Node::new(&scene, &objects(9, "  seats: 3\n"), Enforce, 20);
+        let mut talks: Vec<_> = (1..=6)
+            .map(|port| Conversation::established(&scene, &node.tables, port))
+            .collect();
+        assert_eq!((node.counted(), node.in_use()), ((0, 18), 18));
+        assert_eq!(node.open(10).reason, Reason::Parked);
+        let waiter = node.one_waiter();
+        assert_eq!(node.let_in(&waiter), Reason::Parked, "two seats are free");
+        talks.pop().unwrap().close(Side::Client);
+        assert_eq!(node.open(11).reason, Reason::Parked, "nobody overtakes");
+        let second = node.one_waiter();
+        assert_eq!(node.let_in(&waiter), Reason::Opened);
+        node.leave(&waiter);
+        assert_eq!((node.counted(), node.in_use()), ((1, 18), 18));
+        assert_eq!(node.let_in(&second), Reason::Parked);
+        node.leave(&second);
+        // Five seats are free, of which three are kept for those who have none.
+        talks.pop().unwrap().close(Side::Endpoint);
+        node.keep(3);
+        assert_eq!(node.open(12).reason, Reason::Parked);
+        node.leave(&node.one_waiter());
+        node.keep(2);
+        assert_eq!(node.open(12).reason, Reason::Opened);
+        assert_eq!((node.counted(), node.in_use()), ((0, 18), 18));
+    }
+}
+
+#[test]
 fn nobody_waits_without_the_agent() {
     for scene in Scene::each() {
         let node = Node::new(&scene, &objects(5, ""), Enforce, 1);

@@ -407,8 +407,8 @@ impl Maps {
             let found = self.schemas.read(*number);
             let (rule, answers) = (found.rule, found.answers);
             format!(
-                "{number}: {} {rule:?} {answers} {:?}",
-                found.level, found.deadlines
+                "{number}: {:?} {rule:?} {answers} {:?}",
+                found.seats, found.deadlines
             )
         };
         let parts = [
@@ -514,7 +514,7 @@ impl Maps {
                         .levels
                         .u32_at(one_of(&meant.levels), offset_of!(Seats, flags)),
                     _ => {
-                        let offset = offset_of!(abi::FlowSchema, level);
+                        let offset = offset_of!(abi::FlowSchema, seats);
                         self.schemas.u32_at(one_of(&meant.schemas), offset)
                     }
                 };

@@ -190,7 +190,15 @@ fn namespaces_have_limits(cluster: &mut Cluster, target: SocketAddr) {
         .find(|row| row.starts_with("namespace:default"));
     let row: Vec<_> = row.unwrap_or_default().split_whitespace().collect();
     let limit = LIMIT.to_string();
-    let expected = ["namespace:default", "catch-all", "*", &limit, &limit, "0"];
+    let expected = [
+        "namespace:default",
+        "catch-all",
+        "*",
+        &limit,
+        &limit,
+        &limit,
+        "0",
+    ];
     assert_eq!(row, expected, "{connections}");
 
     cluster.ground.kill_agents().unwrap();

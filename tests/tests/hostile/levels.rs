@@ -336,7 +336,7 @@ fn a_greedy_client_has_its_own_part_of_a_level(family: Family, xdp: &str) -> Res
     let row = shown.lines().find(|line| line.contains(&named));
     let cells: Vec<_> = row.unwrap_or_default().split_whitespace().collect();
     findings.note(
-        cells == ["tenant-1", "tenant-1", &named, "40", "50", "0"],
+        cells == ["tenant-1", "tenant-1", &named, "40", "50", "40", "0"],
         shown,
     );
     let schema = tenants.schema(&name(NOISY))?;

@@ -26,3 +26,4 @@ mod support;
 mod unattended;
 mod waiting;
 mod whose;
+mod wide;

@@ -176,6 +176,19 @@ fn a_client_with_as_many_connections_as_it_may_have_is_told_at_once() {
     });
 }
 
+#[test]
+fn a_connection_of_several_seats_is_told_at_once_if_too_few_are_free() {
+    world(|world| {
+        third_is_refused(world, Reason::ConcurrencyLimit, |world, when| match when {
+            When::Before => world.admit_wide(23, 9),
+            When::After => {
+                let level = world.level_counts();
+                assert_eq!((level.used(), level.highest, level.refused), (18, 18, 2));
+            }
+        });
+    });
+}
+
 /// When [`third_is_refused`] has something done.
 #[derive(Clone, Copy)]
 enum When {

@@ -29,6 +29,7 @@ use lb_common::{
         Flow, Seats, Timeouts, flow_flag,
         limit::{FIRST_LEVEL, NODE},
         party::{Members, PartyRule},
+        place::LevelSeats,
         tag,
     },
     pipeline::RINGS,
@@ -513,22 +514,31 @@ impl World {
     /// Has one flow schema take all connections, with a level that all are within; no source may have
     /// more than `most` of them. Nobody has any yet.
     pub fn admit_parties(&self, most: u32) {
+        let far_away = i32::MAX.cast_unsigned();
+        self.admit(far_away, 1, most);
+    }
+
+    /// Has one flow schema take all connections, of which each takes so many seats of a level with this limit.
+    /// Nobody has any yet.
+    pub fn admit_wide(&self, limit: u32, width: u32) {
+        self.admit(limit, width, 0);
+    }
+
+    fn admit(&self, limit: u32, width: u32, most: u32) {
         const SCHEMA: u16 = 1;
         self.configure(|config| config.flags |= config_flag::ADMISSION);
         let map = |name| self.programs.map(name);
-        let far_away = Seats {
-            limit: i32::MAX.cast_unsigned(),
+        let level = Seats {
+            limit,
             ..Seats::default()
         };
-        let level = FIRST_LEVEL;
-        let levels = MappedArray::new(&map("LEVELS")).unwrap();
-        levels.write(level, &far_away);
+        self.levels().write(FIRST_LEVEL, &level);
         let rule = PartyRule {
             most,
             by: 32 | 128 << 8,
         };
         let schema = FlowSchema {
-            level,
+            seats: LevelSeats::new(FIRST_LEVEL, width),
             rule,
             ..FlowSchema::default()
         };
@@ -546,6 +556,15 @@ impl World {
         for index in 0..parties.len() {
             parties.write(index, &0);
         }
+    }
+
+    /// What is counted of that level.
+    pub fn level_counts(&self) -> Seats {
+        self.levels().read(FIRST_LEVEL)
+    }
+
+    fn levels(&self) -> MappedArray<Seats> {
+        MappedArray::new(&self.programs.map("LEVELS")).unwrap()
     }
 
     /// The connections of each party that has some.

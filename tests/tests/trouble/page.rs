@@ -317,7 +317,7 @@ fn levels_and_devices_are_listed(page: &Page) -> Result<()> {
     page.view("admission")?;
     page.shows("main p", "enforce")?;
     page.has_row(&["tenant", &format!("{HELD} of 20"), "20"])?;
-    page.has_row(&["tenant", "tenant", &(HELD + PAST).to_string()])?;
+    page.has_row(&["tenant", "tenant", "1", &(HELD + PAST).to_string()])?;
     page.view("node")?;
     page.has_row(&["eth0", "external", "native"])
 }

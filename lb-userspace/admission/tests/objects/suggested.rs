@@ -96,5 +96,5 @@ fn examples_of_the_guide_are_valid() {
         .collect();
     let in_force = configuration(&objects).in_force();
     assert_eq!(in_force.levels.len(), 5);
-    assert_eq!(in_force.schemas.len(), 5);
+    assert_eq!(in_force.schemas.len(), 6);
 }

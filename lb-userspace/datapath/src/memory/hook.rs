@@ -466,7 +466,7 @@ impl<A: Family, const ANY_DEVICE: bool> Tables<A> for Hook<'_, ANY_DEVICE> {
         };
         self.tables.learnt().waiters.push(Waiter {
             party,
-            level: work.level,
+            level: work.seats.level(),
             schema: work.schema,
             queue,
             ifindex: frame.ifindex(),

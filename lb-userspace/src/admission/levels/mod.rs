@@ -144,18 +144,18 @@ impl Levels {
         controller.note_refused(level, refused.saturating_sub(before), now);
     }
 
-    /// Takes over how many connections of a flow the kernel has let in. To be called before one of it
-    /// is parked, and now and then while it waits.
-    pub fn observe_flow(&mut self, level: &str, flow: u64, connections: u32, now: u64) {
+    /// Takes over how many connections of a flow the kernel has let in, each with so many seats. To be called
+    /// before one of it is parked, and now and then while it waits.
+    pub fn observe_flow(&mut self, level: &str, flow: u64, connections: u32, width: u32, now: u64) {
         if let Some(level) = self.controller.find_present(level) {
-            let seats = u64::from(connections);
+            let seats = u64::from(connections) * u64::from(width);
             self.controller
                 .observe_flow(level, flow, connections, seats, now);
         }
     }
 
-    /// Has a connection wait, until the deadline at the latest, in a queue that the kernel has chosen
-    /// for its flow, which is given by its hash. `schema` is the number of its flow schema.
+    /// Has a connection wait, until its deadline at the latest, in a queue that the kernel has chosen
+    /// for its flow.
     ///
     /// # Errors
     /// If it may not wait.
@@ -163,16 +163,10 @@ impl Levels {
         &mut self,
         level: &str,
         queue: u32,
-        flow: u64,
-        schema: u32,
-        deadline: u64,
+        arrival: Arrival,
         now: u64,
     ) -> Result<(LevelId, Handle), NotParked> {
         let level = self.controller.find(level).ok_or(NotParked::NoQueue)?;
-        let arrival = Arrival {
-            schema,
-            ..Arrival::connection(flow, 1, 0, Some(deadline))
-        };
         match self.controller.arrive_in(level, queue, arrival, now) {
             Verdict::Queued(connection) => Ok((level, connection)),
             Verdict::Admitted(grant) => {

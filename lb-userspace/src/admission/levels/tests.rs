@@ -225,14 +225,19 @@ impl Shop {
         dealer.deal(flow).to_vec()
     }
 
-    /// The kernel lets a connection in, and counts it at a queue.
+    /// The kernel lets a connection in, and counts its seat at a queue.
     fn take(&mut self, queue: u32) {
+        self.take_seats(queue, 1);
+    }
+
+    /// The same with so many seats.
+    fn take_seats(&mut self, queue: u32, width: u64) {
         let all = [
             &mut self.counted.level.word,
             &mut self.counted.queues[queue as usize],
         ];
         for word in all {
-            *word = word.wrapping_add(1 << 32 | 1);
+            *word = word.wrapping_add(width << 32 | width);
         }
     }
 
@@ -263,7 +268,7 @@ impl Shop {
         let deadline = self.now + 3600 * SECOND;
         let levels = &mut self.levels;
         let (_, handle) = levels
-            .park(SHOP, queue, flow, 0, deadline, self.now)
+            .park(SHOP, queue, waits(flow, deadline), self.now)
             .unwrap();
         handle
     }
@@ -277,6 +282,11 @@ impl Shop {
     }
 }
 
+/// A connection of a flow that waits for one seat.
+fn waits(flow: u64, deadline: u64) -> Arrival {
+    Arrival::connection(flow, 1, 0, Some(deadline))
+}
+
 /// A shop whose seats are all held by one flow, with fifty more of its connections waiting.
 fn besieged(elephant: u64) -> Shop {
     let mut shop = Shop::new(64);
@@ -286,7 +296,7 @@ fn besieged(elephant: u64) -> Shop {
     }
     shop.observe(0);
     shop.observe(10 * SECOND);
-    shop.levels.observe_flow(SHOP, elephant, 100, shop.now);
+    shop.levels.observe_flow(SHOP, elephant, 100, 1, shop.now);
     for number in 0..50 {
         shop.park(hand[number % hand.len()], elephant);
     }
@@ -301,7 +311,7 @@ fn a_mouse_comes_before_an_elephant() {
     let card = *quiet.iter().find(|card| !hand.contains(card)).unwrap();
     shop.observe(MILLISECOND);
     assert_eq!(shop.let_in_next(|_| unreachable!()), None);
-    shop.levels.observe_flow(SHOP, mouse, 0, shop.now);
+    shop.levels.observe_flow(SHOP, mouse, 0, 1, shop.now);
     let first = shop.park(card, mouse);
     assert_eq!(shop.levels.waiting(SHOP), 51);
     let of_mouse = &shop.levels.queues(SHOP)[card as usize];
@@ -327,7 +337,7 @@ fn seats_are_kept_for_a_mouse_while_it_is_remembered() {
     assert_eq!(shop.levels.kept_back(SHOP), 0, "an elephant alone");
     let (hand, quiet) = (shop.hand(elephant), shop.hand(mouse));
     let card = *quiet.iter().find(|card| !hand.contains(card)).unwrap();
-    shop.levels.observe_flow(SHOP, mouse, 0, shop.now);
+    shop.levels.observe_flow(SHOP, mouse, 0, 1, shop.now);
     let first = shop.park(card, mouse);
     shop.give_back(Some(hand[0]));
     shop.observe(MILLISECOND);
@@ -435,10 +445,36 @@ fn numbers_stay_those_of_the_kernel_however_connections_come_and_go() {
 }
 
 #[test]
+fn a_wide_connection_waits_for_all_its_seats() {
+    let (elephant, wide) = (7, 12_345_678_901_234);
+    let mut shop = besieged(elephant);
+    let (hand, card) = (shop.hand(elephant), shop.hand(wide)[0]);
+    shop.levels.observe_flow(SHOP, wide, 0, 3, shop.now);
+    let (_, first) = shop
+        .levels
+        .park(SHOP, card, Arrival::connection(wide, 3, 0, None), shop.now)
+        .unwrap();
+    for queue in &hand[..2] {
+        shop.give_back(Some(*queue));
+        shop.observe(MILLISECOND);
+        // It is next, and nobody overtakes it.
+        assert_eq!(shop.let_in_next(|_| unreachable!()), None);
+    }
+    shop.give_back(Some(hand[2]));
+    shop.observe(MILLISECOND);
+    let (level, next, grant) = shop.levels.next(shop.now).unwrap();
+    assert_eq!(next, first);
+    shop.take_seats(card, 3);
+    shop.levels.let_in(level, grant, shop.now);
+    shop.observe(MILLISECOND);
+    assert_eq!((shop.used(), shop.levels.next(shop.now)), (100, None));
+}
+
+#[test]
 fn who_waits_for_too_long_is_named() {
     let mut shop = besieged(7);
     let park = |levels: &mut Levels, queue, deadline| {
-        let parked = levels.park(SHOP, queue, 9, 0, deadline, 10 * SECOND);
+        let parked = levels.park(SHOP, queue, waits(9, deadline), 10 * SECOND);
         parked.unwrap()
     };
     let late = park(&mut shop.levels, 1, 13 * SECOND);
@@ -454,16 +490,16 @@ fn who_waits_for_too_long_is_named() {
 #[test]
 fn who_may_not_wait_is_told_why() {
     let mut levels = Levels::new(&in_force(), 1050, 0).unwrap();
-    let parked = levels.park("nowhere", 0, 1, 0, SECOND, 0);
+    let parked = levels.park("nowhere", 0, waits(1, SECOND), 0);
     assert_eq!(parked, Err(NotParked::NoQueue));
-    let parked = levels.park("other", 0, 1, 0, SECOND, 0);
+    let parked = levels.park("other", 0, waits(1, SECOND), 0);
     assert_eq!(
         parked,
         Err(NotParked::NoQueue),
         "it has room, and no queues"
     );
     levels.observe("other", &counted(1000, 1000), 0);
-    let parked = levels.park("other", 0, 1, 0, SECOND, 0);
+    let parked = levels.park("other", 0, waits(1, SECOND), 0);
     let full = NotParked::Rejected(Rejection::ConcurrencyLimit);
     assert_eq!(parked, Err(full));
 
@@ -471,7 +507,7 @@ fn who_may_not_wait_is_told_why() {
     for _ in 0..50 {
         shop.park(5, 1);
     }
-    let parked = shop.levels.park(SHOP, 5, 1, 0, SECOND, 0);
+    let parked = shop.levels.park(SHOP, 5, waits(1, SECOND), 0);
     let full = NotParked::Rejected(Rejection::QueueFull);
     assert_eq!(parked, Err(full));
 }
@@ -519,7 +555,7 @@ fn who_waits_at_a_level_that_is_deleted_is_asked_for_again() {
     let mut shop = besieged(7);
     let nothing = read(String::new());
     shop.levels.configure(&nothing, 105, shop.now).unwrap();
-    let parked = shop.levels.park(SHOP, 0, 1, 0, SECOND, shop.now);
+    let parked = shop.levels.park(SHOP, 0, waits(1, SECOND), shop.now);
     assert_eq!(parked, Err(NotParked::NoQueue));
 
     // Who is not asked for again is still let in.

@@ -27,8 +27,9 @@ pub struct FlowConnections {
     /// What they have in common: an address, a network, a service port (`namespace/name:port`), or `*`
     /// for all connections of the schema.
     pub flow: String,
-    /// Those that hold a seat.
+    /// Those that hold seats, and how many seats they hold.
     pub connections: u32,
+    pub seats: u32,
     /// The most that the flow may have (`maxConnectionsPerFlow`); absent if there is no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit: Option<u32>,
@@ -39,13 +40,13 @@ pub struct FlowConnections {
 /// The answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Page {
-    /// Those with the most connections first.
+    /// Those with the most seats first.
     pub items: Vec<FlowConnections>,
     /// Whether there are more.
     pub truncated: bool,
 }
 
-/// At most `?limit=` flows, those with the most connections first.
+/// At most `?limit=` flows, those with the most seats first.
 pub async fn list(
     request: &Request,
     flows: Arc<dyn FlowSource>,
@@ -90,7 +91,8 @@ fn named(
                     None => format!("service {id}"),
                 },
             },
-            connections: held.seats,
+            connections: held.connections,
+            seats: held.seats,
             limit: schema.and_then(|schema| schema.most_per_flow),
             handshakes: held.handshakes,
         }

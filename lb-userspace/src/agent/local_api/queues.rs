@@ -85,6 +85,7 @@ fn read(line: &Line, known: &Known, is_all: bool, limit: usize) -> Page {
 mod tests {
     use std::time::Duration;
 
+    use lb_admission::queueset::Arrival;
     use lb_common::flow::queue::{LevelQueues, Queue};
     use lb_datapath::bpf::MappedArray;
 
@@ -144,7 +145,7 @@ mod tests {
 
         let mut line = Line::new(Queues::new(of_levels, queues));
         let mut levels = Levels::new(&in_force, SEATS, line.now()).unwrap();
-        let parked = levels.park("a", 3, 7, 1, u64::MAX, line.now());
+        let parked = levels.park("a", 3, Arrival::connection(7, 1, 0, None), line.now());
         assert!(parked.is_ok(), "{parked:?}");
         *line.levels() = Some(levels);
         line.origin -= Duration::from_secs(3);

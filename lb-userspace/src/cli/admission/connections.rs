@@ -9,7 +9,7 @@ use crate::{
 };
 
 /// Show who holds the seats of priority levels on this node: the flows of each flow schema, those with
-/// the most connections first
+/// the most seats first
 #[derive(Args, Debug)]
 pub struct Command {
     /// Show at most this many flows
@@ -39,6 +39,7 @@ fn render(page: &Page) -> String {
             "FLOW",
             "CONNECTIONS",
             "LIMIT",
+            "SEATS",
             "HANDSHAKES",
         ]
         .map(str::to_owned),
@@ -50,6 +51,7 @@ fn render(page: &Page) -> String {
             flow.flow.clone(),
             flow.connections.to_string(),
             flow.limit.map_or("-".to_owned(), |limit| limit.to_string()),
+            flow.seats.to_string(),
             flow.handshakes.to_string(),
         ]
     }));

@@ -107,6 +107,7 @@ fn render(report: &Report) -> String {
         [
             "FLOW SCHEMA",
             "PRIORITY LEVEL",
+            "SEATS EACH",
             "ADMITTED",
             "REFUSED",
             "FLOW LIMIT",
@@ -121,6 +122,7 @@ fn render(report: &Report) -> String {
         [
             schema.name.clone(),
             schema.priority_level.clone(),
+            schema.seats.to_string(),
             schema.admitted.to_string(),
             schema.refused.to_string(),
             schema.flow_limit.to_string(),

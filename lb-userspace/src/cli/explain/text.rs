@@ -175,14 +175,18 @@ fn limit(limit: &LimitReport) -> String {
         (None, Some(level)) => format!("PriorityLevel {level}"),
         (None, None) => "this node".to_owned(),
     };
+    let (things, state) = match limit.seats {
+        1 => ("connections".to_owned(), "open"),
+        seats => (format!("seats, and this connection takes {seats}"), "taken"),
+    };
     let in_use = match limit.in_use {
-        Some(1) => "1 is open now".to_owned(),
-        Some(in_use) => format!("{in_use} are open now"),
-        None => "no agent answers here that knows how many are open now".to_owned(),
+        Some(1) => format!("1 is {state} now"),
+        Some(in_use) => format!("{in_use} are {state} now"),
+        None => format!("no agent answers here that knows how many are {state} now"),
     };
     let most = match limit.only_counted {
         true => format!("Connections of {whose} are counted, without a limit"),
-        false => format!("The limit of {whose} is {} connections", limit.limit),
+        false => format!("The limit of {whose} is {} {things}", limit.limit),
     };
     let above = match limit.only_counted {
         false if limit.audited => "; those above it are counted, and let in",

@@ -57,6 +57,8 @@ pub struct NumberedSchema {
     pub most_per_flow: Option<u32>,
     /// How long its connections wait for a seat, at most.
     pub longest_wait: Duration,
+    /// Seats that each of its connections takes.
+    pub seats: u32,
 }
 
 /// All pods of a namespace, of a service account or of the node: one flow of a flow schema.

@@ -33,6 +33,7 @@ use lb_common::{
     flow::{
         Seats,
         limit::{FIRST_LEVEL, limit_flag},
+        place::LevelSeats,
     },
 };
 use lb_datapath::{
@@ -254,6 +255,7 @@ impl SchemaBook {
                 tenants: Vec::new(),
                 most_per_flow: schema.most_per_flow(&in_force.levels[*level]),
                 longest_wait: schema.deadlines.queue_wait(),
+                seats: schema.seats(&limits[*level]),
             });
         }
         let mut compiled = Compiled::new(in_force, &self.identities);
@@ -276,7 +278,7 @@ impl SchemaBook {
             let element = abi::FlowSchema {
                 rule,
                 is_audited: is_audited.into(),
-                level: levels[active.level].number,
+                seats: LevelSeats::new(levels[active.level].number, numbered.seats),
                 ..element(schema)
             };
             for (number, name) in numbered.numbers().zip(owners_of(numbered)) {

@@ -77,7 +77,7 @@ fn write_schema(number: u32, element: &FlowSchema, maps: &Maps) {
     schemas.write_word(number, offset_of!(FlowSchema, owner), element.owner);
     let publish = |offset, value| schemas.publish(number, offset, value);
     publish(offset_of!(FlowSchema, answers), element.answers);
-    publish(offset_of!(FlowSchema, level), element.level);
+    publish(offset_of!(FlowSchema, seats), element.seats.to_u32());
     let PartyRule { by, most } = element.rule;
     publish(offset_of!(FlowSchema, rule.by), by);
     publish(offset_of!(FlowSchema, rule.most), most);

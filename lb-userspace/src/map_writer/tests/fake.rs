@@ -17,6 +17,7 @@ use lb_common::{
     flow::{
         Seats,
         deadline::DEADLINES,
+        place::LevelSeats,
         queue::{LevelQueues, Queue},
     },
 };
@@ -423,7 +424,10 @@ impl Poke for FlowSchema {
         let deadlines = offset_of!(FlowSchema, deadlines);
         let field = match offset {
             _ if offset == offset_of!(FlowSchema, owner) => return self.owner = value,
-            _ if offset == offset_of!(FlowSchema, level) => &mut self.level,
+            _ if offset == offset_of!(FlowSchema, seats) => {
+                self.seats = LevelSeats::from_u32(value as u32);
+                return;
+            }
             _ if offset == offset_of!(FlowSchema, answers) => &mut self.answers,
             _ if offset == offset_of!(FlowSchema, rule.most) => &mut self.rule.most,
             _ if offset == offset_of!(FlowSchema, rule.by) => &mut self.rule.by,

@@ -84,7 +84,9 @@ impl Bench {
     /// names.
     pub(super) fn taken(&self, spec: &Spec, source: &str, origin: Origin) -> (String, String) {
         let number = self.number(spec, source, origin);
-        let level = self.kernel.state().flow_schemas[number as usize].level;
+        let level = self.kernel.state().flow_schemas[number as usize]
+            .seats
+            .level();
         let known = self.writer.numbered().known();
         let found = known.schema(number);
         let (schema, _) = found.unwrap_or_else(|| panic!("no schema has number {number}"));

@@ -1,6 +1,9 @@
 //! Others write to the maps: it is found, and put right.
 
-use lb_common::abi::{self, CLASSES, ClusterIp, Decision};
+use lb_common::{
+    abi::{self, CLASSES, ClusterIp, Decision},
+    flow::place::LevelSeats,
+};
 use proptest::{collection::vec, prelude::*};
 
 use super::{
@@ -356,7 +359,9 @@ fn limits_levels_and_schemas_that_others_change_are_put_right() {
         ),
         (
             "FLOW_SCHEMAS",
-            Box::new(move |state| state.flow_schemas[first].level = exempt as u32),
+            Box::new(move |state| {
+                state.flow_schemas[first].seats = LevelSeats::new(exempt as u32, 1)
+            }),
         ),
         (
             "FLOW_SCHEMAS",

@@ -22,8 +22,8 @@ use lb_common::{
     },
     addr::{Address, Ip4, Ip6},
     flow::{
-        Flow, Record, Seats, Timeouts, limit::limit_flag, party::PartyRule, slots::Slots,
-        steps::Plain, table, tag,
+        Flow, Record, Seats, Timeouts, limit::limit_flag, party::PartyRule, place::LevelSeats,
+        slots::Slots, steps::Plain, table, tag,
     },
     parse::{SCTP, TCP, Tuple, UDP},
     pipeline::RINGS,
@@ -295,7 +295,7 @@ fn program_admission(ebpf: &mut Ebpf) -> Result<()> {
     levels.write(LEVEL, &far_away);
     levels.write(LEVEL + 1, &none);
     let schema = FlowSchema {
-        level: LEVEL,
+        seats: LevelSeats::new(LEVEL, 1),
         ..FlowSchema::default()
     };
     let schemas = MappedArray::new(&array(ebpf, "FLOW_SCHEMAS")?)?;
@@ -310,7 +310,7 @@ fn program_admission(ebpf: &mut Ebpf) -> Result<()> {
     schemas.write((SCHEMA + 1).into(), &of_parties);
     let drop = RejectAnswer::Drop;
     let of_none = FlowSchema {
-        level: LEVEL + 1,
+        seats: LevelSeats::new(LEVEL + 1, 1),
         answers: RejectAnswer::join(drop, drop, drop),
         ..schema
     };

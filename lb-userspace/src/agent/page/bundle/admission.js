@@ -20,6 +20,7 @@ const LEVELS = [
 const SCHEMAS = [
   { name: "Flow schema", of: (schema) => schema.name },
   { name: "Priority level", of: (schema) => schema.priorityLevel },
+  { name: "Seats each", numeric: true, of: (schema) => schema.seats },
   { name: "Let in", numeric: true, of: (schema) => schema.admitted },
   { name: "Waited", numeric: true, of: (schema) => schema.waited },
   { name: "Mean wait, ms", numeric: true, of: (schema) => schema.meanWaitMs },
@@ -42,6 +43,7 @@ const HOLDERS = [
   { name: "Priority level", of: (held) => held.priorityLevel },
   { name: "Connections", numeric: true, of: (held) => held.connections },
   { name: "Limit", numeric: true, of: (held) => held.limit },
+  { name: "Seats", numeric: true, of: (held) => held.seats },
   { name: "Handshakes", numeric: true, of: (held) => held.handshakes },
 ];
 

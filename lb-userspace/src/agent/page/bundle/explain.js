@@ -61,10 +61,11 @@ function left({ leftToNode }) {
 function admission({ flowSchema, flow, maxConnectionsPerFlow, limits = [] }) {
   const schema = flowSchema ? `flow schema ${flowSchema}${flow ? `, flow ${flow}` : ""}` : "";
   const most = maxConnectionsPerFlow ? `at most ${count(maxConnectionsPerFlow)} for its flow` : "";
-  const counts = limits.map(({ service, priorityLevel, limit, inUse, exempt, audited }) => {
+  const counts = limits.map(({ service, priorityLevel, limit, inUse, exempt, audited, seats = 1 }) => {
     const whose = priorityLevel ? `priority level ${priorityLevel}` : service ?? "the node";
     const room = limit === 0 ? "no limit" : `of ${count(limit)}`;
-    return `${whose}: ${count(inUse)} ${room}${exempt ? ", exempt" : ""}${audited ? ", audited" : ""}`;
+    const takes = seats === 1 ? "" : ` seats, takes ${count(seats)}`;
+    return `${whose}: ${count(inUse)} ${room}${takes}${exempt ? ", exempt" : ""}${audited ? ", audited" : ""}`;
   });
   return [schema, most, ...counts].filter(Boolean).join("; ");
 }
