@@ -12,7 +12,13 @@ use core::cmp::Ordering;
 
 use crate::{
     addr::{Address, Family, Ip4, Ip6},
-    flow::{Timeouts, deadline::DEADLINES, latency::BUCKETS, party::PartyRule, place::LevelSeats},
+    flow::{
+        Timeouts,
+        deadline::DEADLINES,
+        latency::BUCKETS,
+        party::PartyRule,
+        place::{LevelSeats, Place},
+    },
     verdict::Reason,
 };
 
@@ -77,6 +83,7 @@ layout! {
     crate::flow::Hop = 32,
     crate::flow::Seats = 64,
     crate::flow::queue::LevelQueues = 40,
+    crate::flow::linger::Lingering = 4112,
     crate::flow::queue::Queue = 16,
     crate::flow::queue::Waiter = 296,
     crate::flow::Flow<Ip4> = 64,
@@ -828,14 +835,38 @@ pub struct Socket {
 pub struct SocketSeats {
     /// The [party](crate::flow::party) in which it is counted; 0 means none.
     pub party: u64,
-    /// Number of the [`Place`](crate::flow::place::Place) whose seats it holds; 0 means none.
-    pub place: u32,
+    /// Bits 0-22: number of the [`Place`] whose seats it holds; 0 means none. Above: how long they
+    /// [linger](crate::flow::linger) after its end, in two moments each.
+    pub seats: u32,
     /// Id of the endpoint that it was translated to; 0 means none.
     pub endpoint: u32,
     /// Service id.
     pub service: u32,
     /// A number of the socket's, by which its party's [queue](crate::flow::queue::charged) is drawn.
     pub ports: u32,
+}
+
+impl SocketSeats {
+    const LINGER: u32 = 23;
+    const LONGEST: u32 = u32::MAX >> Self::LINGER;
+
+    /// [`Self::seats`] of a socket with the seats of a place, which linger for so many moments.
+    #[inline(always)]
+    pub fn holding(place: Place, linger: u32) -> u32 {
+        place.number() | linger.div_ceil(2).min(Self::LONGEST) << Self::LINGER
+    }
+
+    /// The place whose seats it holds.
+    #[inline(always)]
+    pub fn place(&self) -> Place {
+        Place::from_u32(self.seats)
+    }
+
+    /// For how many moments they linger after its end.
+    #[inline(always)]
+    pub fn linger(&self) -> u32 {
+        2 * (self.seats >> Self::LINGER)
+    }
 }
 
 /// The only element, per CPU, of `REJECT_BUDGET`: a token bucket for ICMP answers.

@@ -74,6 +74,28 @@ pub unsafe fn load(word: *mut u32) -> u32 {
     }
 }
 
+/// Sets `*word` to 0. Returns what it was. A full barrier.
+///
+/// # Safety
+///
+/// As for [`compare_and_swap`].
+#[inline(always)]
+pub unsafe fn take(word: *mut u32) -> u32 {
+    before(word, Access::Update);
+    #[cfg(target_arch = "bpf")]
+    {
+        use core::intrinsics::{AtomicOrdering::SeqCst, atomic_xchg};
+        // SAFETY: the caller's promise.
+        unsafe { atomic_xchg::<u32, { SeqCst }>(word, 0) }
+    }
+    #[cfg(not(target_arch = "bpf"))]
+    {
+        use core::sync::atomic::{AtomicU32, Ordering::SeqCst};
+        // SAFETY: the caller's promise.
+        unsafe { AtomicU32::from_ptr(word) }.swap(0, SeqCst)
+    }
+}
+
 /// Sets `*word` to `new` after everything written before. A full barrier.
 ///
 /// # Safety

@@ -156,6 +156,8 @@ pub trait Tables<A: Address>: Services<A> + Slots<A> + Hops {
     fn take_seats(&self, asked: Asked, schema: u32) -> u32;
     /// [`in_the_way`](crate::pipeline::in_the_way), likewise.
     fn in_the_way(&self, asked: Asked) -> Option<Full>;
+    /// [`collect`](crate::flow::linger::collect), likewise.
+    fn collect(&self, level: u32) -> bool;
     /// [`elsewhere`](crate::pipeline::elsewhere), likewise.
     fn elsewhere(&self, set: Range, index: u32, left: u32) -> u32;
     /// [`is_avoided`](crate::pipeline::is_avoided), likewise.

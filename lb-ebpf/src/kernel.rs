@@ -20,6 +20,7 @@ use lb_common::{
         hop::Hops,
         latency::UNIT_SHIFT,
         limit,
+        linger::Lingering,
         place::Place,
         queue::{LevelQueues, Queue},
         seats::{Asked, Full},
@@ -38,10 +39,10 @@ use crate::{
     maps::{
         AFFINITY, CLUSTER_IPS, CONFIG, DECISIONS, DESTINATION_CLASSES, DEVICES, ENDPOINT_LATENCIES,
         ENDPOINT_LOADS, ENDPOINT_MEMORY, ENDPOINT_STATES, ENDPOINTS, FLOW_SCHEMAS, FRAGMENTS, HOPS,
-        LEVEL_QUEUES, LEVELS, LIMITS, LOCAL_ADDRESSES, MAGLEV, PACKETS, PARTIES, PLANS, QUEUES,
-        REJECT_BUDGET, SEATS, SERVICE_FLOWS, SERVICE_LATENCIES, SERVICE_RANGES, SERVICE_SHORTAGES,
-        SERVICE_STATS, SERVICES, SOCKET_AFFINITY, SOURCE_CLASSES, SOURCE_RANGES, TUNNEL_SOURCES,
-        WAITERS, WAYS_BACK,
+        LEVEL_QUEUES, LEVELS, LIMITS, LINGERING, LOCAL_ADDRESSES, MAGLEV, PACKETS, PARTIES, PLANS,
+        QUEUES, REJECT_BUDGET, SEATS, SERVICE_FLOWS, SERVICE_LATENCIES, SERVICE_RANGES,
+        SERVICE_SHORTAGES, SERVICE_STATS, SERVICES, SOCKET_AFFINITY, SOURCE_CLASSES, SOURCE_RANGES,
+        TUNNEL_SOURCES, WAITERS, WAYS_BACK,
     },
     steps,
 };
@@ -327,6 +328,11 @@ unsafe impl<A: FamilyMaps, C, const ANY_DEVICE: bool, const TRACES: bool> Slots<
     }
 
     #[inline(always)]
+    fn lingering(&self, level: u32) -> Option<NonNull<Lingering>> {
+        LINGERING.get_ptr_mut(level).and_then(NonNull::new)
+    }
+
+    #[inline(always)]
     fn queue(&self, index: u32) -> Option<NonNull<Queue>> {
         QUEUES.get_ptr_mut(index).and_then(NonNull::new)
     }
@@ -417,6 +423,11 @@ impl<A: FamilyMaps, C, const ANY_DEVICE: bool, const TRACES: bool> Steps<A>
     }
 
     #[inline(always)]
+    fn linger(&self, place: Place, schema: u32) -> bool {
+        steps::linger(place.number(), schema) != 0
+    }
+
+    #[inline(always)]
     fn find_other_index(&self, tuple: &Tuple<A>) -> u64 {
         A::find_other_index(tuple)
     }
@@ -465,6 +476,11 @@ impl<A: FamilyMaps, C: Context, const ANY_DEVICE: bool, const TRACES: bool> Tabl
     #[inline(always)]
     fn in_the_way(&self, asked: Asked) -> Option<Full> {
         Full::from_number(steps::in_the_way(asked.number()))
+    }
+
+    #[inline(always)]
+    fn collect(&self, level: u32) -> bool {
+        steps::collect(level) != 0
     }
 
     #[inline(always)]

@@ -18,6 +18,7 @@ use lb_common::{
     entries,
     flow::{
         Flow, Hop, Seats,
+        linger::Lingering,
         queue::{LevelQueues, Queue, Waiter},
     },
     pipeline::RINGS,
@@ -168,6 +169,10 @@ pub static FLOW_SCHEMAS: Array<FlowSchema, { entries::FLOW_SCHEMAS }, MMAP> = Ar
 /// Parties that hold seats: a part of each one's hash and its connections.
 #[btf_map]
 pub static PARTIES: Array<u64, { entries::PARTIES }, MMAP> = Array::new();
+
+/// Seats of priority levels that linger after the end of a connection, by the levels' numbers.
+#[btf_map]
+pub static LINGERING: Array<Lingering, { entries::LEVELS }, MMAP> = Array::new();
 
 /// The queues of priority levels, by the levels' numbers.
 #[btf_map]

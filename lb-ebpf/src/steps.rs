@@ -6,7 +6,7 @@ use lb_common::{
     addr::{Ip4, Ip6},
     crc32c,
     flow::{
-        Flow, claim, end, load, party,
+        Flow, claim, end, linger, load, party,
         place::Place,
         queue, resize,
         seats::{self, Asked},
@@ -337,6 +337,24 @@ pub extern "C" fn with_room(first: u32, count: u32, index: u32, most: u32) -> u3
     kernel.map_or(index, |kernel| {
         pipeline::with_room::<Ip4, _>(&kernel, Range { first, count }, index, most)
     })
+}
+
+/// [`lb_common::flow::linger::linger`] of the seats of a place.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn linger(place: u32, schema: u32) -> u64 {
+    let kernel = Kernel::<_, true, false>::new((), 0);
+    kernel.map_or(0, |kernel| {
+        linger::linger::<Ip4, _>(&kernel, Place::from_u32(place), schema).into()
+    })
+}
+
+/// [`lb_common::flow::linger::collect`] at a level.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn collect(level: u32) -> u64 {
+    let kernel = Kernel::<_, true, false>::new((), 0);
+    kernel.map_or(0, |kernel| linger::collect::<Ip4, _>(&kernel, level).into())
 }
 
 /// [`lb_common::flow::queue::charge`]. Always 0.

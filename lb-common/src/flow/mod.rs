@@ -5,7 +5,7 @@
 //! connection has come ([`stage`]), what a TCP segment may say about that ([`tcp`]), when it makes
 //! room for another ([`end`]), how a new flow gets one ([`claim`]), how many there may be
 //! ([`limit`]), also of one client ([`party`]), where they wait ([`queue`]), where one counts ([`place`]), which
-//! ones do ([`seats`]), at which endpoint ([`load`]) and for how long ([`deadline`]), how long endpoints take to
+//! ones do ([`seats`]), also after their end ([`linger`]), at which endpoint ([`load`]) and for how long ([`deadline`]), how long endpoints take to
 //! answer ([`latency`]), what becomes of the records of other versions ([`foreign`]), and how flows
 //! get into a table of another size ([`resize`]). [`steps`] ties these together where there is no verifier.
 
@@ -17,6 +17,7 @@ pub mod foreign;
 pub mod hop;
 pub mod latency;
 pub mod limit;
+pub mod linger;
 pub mod load;
 pub mod party;
 pub mod place;

@@ -189,20 +189,32 @@ impl Place {
     }
 }
 
-/// What a flow schema's connections take: so many seats of a priority level.
+/// What a flow schema's connections take: so many seats of a priority level, which may
+/// [linger](super::linger).
 ///
-/// Bits 0-15 are the level's number, the others the seats, of which 0 means one: earlier versions have nothing
-/// there.
+/// Bits 0-15 are the level's number, 16-19 the seats, of which 0 means one, and 20-31 for how many
+/// [moments](super::slots::Slots::moment) they linger. Earlier versions have the first only.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LevelSeats(u32);
 
 impl LevelSeats {
-    const SHIFT: u32 = 16;
+    const WIDTH: u32 = 16;
+    const LINGER: u32 = 20;
+    /// The most moments that seats linger.
+    pub const LONGEST: u32 = u32::MAX >> Self::LINGER;
 
-    /// So many seats of the level with this number.
+    /// So many seats of the level with this number, 15 at most.
     pub fn new(level: u32, width: u32) -> Self {
-        Self(level & ((1 << Self::SHIFT) - 1) | width << Self::SHIFT)
+        let width = width & Place::WIDTH_MASK;
+        Self(level & ((1 << Self::WIDTH) - 1) | width << Self::WIDTH)
+    }
+
+    /// The same, lingering for so many moments.
+    #[must_use]
+    pub fn lingering(self, moments: u32) -> Self {
+        let seats = self.0 & ((1 << Self::LINGER) - 1);
+        Self(seats | moments.min(Self::LONGEST) << Self::LINGER)
     }
 
     /// From the number that [`Self::to_u32`] gives.
@@ -218,7 +230,7 @@ impl LevelSeats {
     /// Number of the level.
     #[inline(always)]
     pub fn level(self) -> u32 {
-        self.0 & ((1 << Self::SHIFT) - 1)
+        self.0 & ((1 << Self::WIDTH) - 1)
     }
 
     /// How many seats each connection takes.
@@ -229,7 +241,14 @@ impl LevelSeats {
     /// The place of a connection that takes them.
     #[inline(always)]
     pub fn place(self) -> Place {
-        Place::of_level(self.level(), self.0 >> Self::SHIFT)
+        let width = self.0 >> Self::WIDTH & Place::WIDTH_MASK;
+        Place::of_level(self.level(), width)
+    }
+
+    /// For how many moments they linger after the end of a connection.
+    #[inline(always)]
+    pub fn linger(self) -> u32 {
+        self.0 >> Self::LINGER
     }
 }
 
@@ -275,6 +294,21 @@ mod tests {
         assert_eq!((Place::NODE.level(), Place::of_service(3).level()), (0, 0));
         assert_eq!(Place::of_level(0, 7), Place::NONE);
         assert_eq!(Place::of_level(7, 0), Place::of_level(7, 1));
+    }
+
+    #[test]
+    fn what_a_schema_takes_is_one_number() {
+        let seats = LevelSeats::new(255, 10).lingering(640);
+        assert_eq!(
+            (seats.level(), seats.width(), seats.linger()),
+            (255, 10, 640)
+        );
+        assert_eq!(LevelSeats::from_u32(seats.to_u32()), seats);
+        assert_eq!(seats.place(), Place::of_level(255, 10));
+        assert_eq!(seats.lingering(1 << 20).linger(), LevelSeats::LONGEST);
+        // As earlier versions write it.
+        let before = LevelSeats::from_u32(7);
+        assert_eq!((before.level(), before.width(), before.linger()), (7, 1, 0));
     }
 
     #[test]

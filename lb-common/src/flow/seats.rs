@@ -473,6 +473,20 @@ pub fn release<A: Address, S: Slots<A>>(slots: &S, reply: Record<A>) {
     }
 }
 
+/// Gives back the seats of a flow whose connection is over, and which has just lost them: those of its level
+/// when they have lingered.
+#[inline(always)]
+fn end<A: Address, S: Slots<A>>(slots: &S, forward: Record<A>, reply: Record<A>) {
+    let place = place_of(reply);
+    // SAFETY: records stay valid, and what is read does not change while they are in use.
+    let schema = unsafe { forward.as_ref() }.taker().schema();
+    match place.level() != 0 && slots.linger(place, schema) {
+        true => give_back(slots, place.without_shared()),
+        false => give_back(slots, place),
+    }
+    depart(slots, reply, place);
+}
+
 /// Brings a flow's seats up to date with what its packets have shown: a connection that is over
 /// gives them back, and one that seemed to be over takes them again when its endpoint goes on.
 ///
@@ -487,14 +501,15 @@ pub fn follow<A: Address, S: Slots<A>>(
 ) {
     let (forward, reply) = in_order(record, peer);
     let (there, back) = (record::flags(forward), record::flags(reply));
-    if there & flow_flag::UDP != 0 {
-        // SAFETY: records stay valid, and what is read does not change while they are in use.
-        if back & flow_flag::SEEN != 0 && unsafe { reply.as_ref() }.is_dns() {
-            release(slots, reply);
-        }
-    } else if Stage::of(tag::LIVE, there, back) == Stage::Closed {
-        if !is_provisional(there, back) {
-            release(slots, reply);
+    let is_udp = there & flow_flag::UDP != 0;
+    if is_udp || Stage::of(tag::LIVE, there, back) == Stage::Closed {
+        let is_over = match is_udp {
+            // SAFETY: records stay valid, and what is read does not change while they are in use.
+            true => back & flow_flag::SEEN != 0 && unsafe { reply.as_ref() }.is_dns(),
+            false => !is_provisional(there, back),
+        };
+        if is_over && take_out(reply) {
+            end(slots, forward, reply);
         }
     } else if tag::state(read_tag(reply)) == tag::LIVE
         && !may_be_copy(slots, back)

@@ -5,6 +5,7 @@ use core::ptr::NonNull;
 use super::{
     Record, Timeouts,
     limit::Seats,
+    linger::Lingering,
     place::Place,
     queue::{LevelQueues, Queue},
 };
@@ -52,6 +53,10 @@ pub unsafe trait Slots<A: Address>: Steps<A> {
     }
     /// The queues of a priority level, by the level's number.
     fn level_queues(&self, _level: u32) -> Option<NonNull<LevelQueues>> {
+        None
+    }
+    /// The seats of a priority level that linger, by the level's number.
+    fn lingering(&self, _level: u32) -> Option<NonNull<Lingering>> {
         None
     }
     /// The element of `QUEUES` at an index.
@@ -113,6 +118,8 @@ pub trait Steps<A: Address> {
     fn leave_ended(&self, index: u32);
     /// [`charge`](super::queue::charge).
     fn charge(&self, place: Place, party: u64, ports: u32, is_over: bool);
+    /// [`linger`](super::linger::linger).
+    fn linger(&self, place: Place, schema: u32) -> bool;
     /// [`find_other_index`](super::table::find_other_index).
     fn find_other_index(&self, tuple: &Tuple<A>) -> u64;
     /// [`copy_index`](super::resize::copy_index).

@@ -1,7 +1,7 @@
 //! The steps of searches and claims as plain functions, for code that no verifier checks.
 
 use super::{
-    claim, end, load,
+    claim, end, linger, load,
     place::Place,
     queue, resize, seats,
     slots::{Purpose, Slots, Steps},
@@ -62,6 +62,10 @@ impl<A: Address, S: Slots<A> + Plain> Steps<A> for S {
 
     fn charge(&self, place: Place, party: u64, ports: u32, is_over: bool) {
         queue::charge(self, place, party, ports, is_over);
+    }
+
+    fn linger(&self, place: Place, schema: u32) -> bool {
+        linger::linger(self, place, schema)
     }
 
     fn find_other_index(&self, tuple: &Tuple<A>) -> u64 {

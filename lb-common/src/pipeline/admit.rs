@@ -62,9 +62,15 @@ pub(super) fn is_barred<A: Address, T: Tables<A>>(
 /// The rest of [`is_barred`]. Out of line: most nodes have no limit.
 #[inline(never)]
 fn bars<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>, asked: Asked) -> bool {
-    let Some(full) = tables.in_the_way(asked) else {
+    let Some(mut full) = tables.in_the_way(asked) else {
         return false;
     };
+    if full != Full::Service && tables.collect(asked.place().level()) {
+        match tables.in_the_way(asked) {
+            None => return false,
+            Some(still) => full = still,
+        }
+    }
     let hash = table::hash(&work.tuple, tables.secret());
     if !claim::is_unknown(tables, &work.tuple, hash) {
         return false;

@@ -14,6 +14,7 @@ use crate::{
     atomic,
     flow::{
         limit::is_audited,
+        linger::linger_for,
         load,
         party::{self, ANY, FULL, JOINED, NO_ROOM, Taker, party},
         place::{LevelSeats, Place},
@@ -51,7 +52,10 @@ pub fn seat_socket<A: Address, T: Tables<A>>(
     });
     let asked = asks(config, plan, seats, Start::Datagram);
     if asked.is_nothing() {
-        return hold(held, plan, endpoint, Place::NONE);
+        return hold(held, plan, endpoint, 0);
+    }
+    if seats.linger() != 0 {
+        tables.collect(seats.level());
     }
     let taken = tables.take_seats(asked, schema);
     if taken == REFUSED {
@@ -83,7 +87,8 @@ pub fn seat_socket<A: Address, T: Tables<A>>(
     }
     tables.charge(place, held.party, held.ports, false);
     count_admitted(tables, schema, is_over || joined == OVER_ITS_PART);
-    hold(held, plan, endpoint, place)
+    let seats = SocketSeats::holding(place, seats.linger());
+    hold(held, plan, endpoint, seats)
 }
 
 /// What a socket asks for. Out of line, as [`service::addressed`] is.
@@ -116,30 +121,32 @@ fn party_of<A: Address, T: Tables<A>>(
 
 /// Notes that a socket is let in, and with which seats. One that is refused must not seem to be known.
 #[inline(always)]
-fn hold(held: &mut SocketSeats, plan: &Plan, endpoint: u32, place: Place) -> Option<Reason> {
+fn hold(held: &mut SocketSeats, plan: &Plan, endpoint: u32, seats: u32) -> Option<Reason> {
     held.service = plan.service;
     held.endpoint = endpoint;
-    held.place = place.number();
+    held.seats = seats;
     None
 }
 
-/// Gives back what a socket holds.
+/// Gives back what a socket holds: seats of a level when they have lingered.
 #[inline(always)]
 pub fn unseat_socket<A: Address, T: Tables<A>>(tables: &T, held: &mut SocketSeats) {
+    let (place, moments) = (held.place(), held.linger());
     let SocketSeats {
         party,
-        place,
         endpoint,
         ports,
         ..
     } = *held;
     *held = SocketSeats::default();
-    let place = Place::from_u32(place);
     if party != 0 {
         party::leave(|index| tables.party(index), party);
         tables.charge(place, party, ports, true);
     }
-    leave(tables, place, endpoint);
+    match linger_for(tables, place, moments) {
+        true => leave(tables, place.without_shared(), endpoint),
+        false => leave(tables, place, endpoint),
+    }
 }
 
 /// Gives back the seats of a place, and counts the connections of its endpoint less.

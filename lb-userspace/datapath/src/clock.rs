@@ -73,6 +73,20 @@ impl TickRate {
     pub fn tick(self, jiffies: u64) -> u32 {
         (jiffies >> self.shift) as u32
     }
+
+    /// The [moment](lb_common::flow::slots::Slots::moment) that contains `jiffies`, likewise: an eighth of a
+    /// tick.
+    pub fn moment(self, jiffies: u64) -> u32 {
+        (jiffies << 3 >> self.shift) as u32
+    }
+
+    /// How many moments to count from any time of one on, so that at least `duration` is over: 0 for no time.
+    pub fn moments(self, duration: Duration) -> u32 {
+        let jiffies = (duration.as_nanos() * u128::from(self.hz)).div_ceil(1_000_000_000);
+        let whole = (jiffies << 3).div_ceil(1 << self.shift);
+        let more = u128::from(whole != 0);
+        u32::try_from(whole + more).unwrap_or(u32::MAX)
+    }
 }
 
 /// Reads the kernel's `jiffies_64`: what `bpf_jiffies64()` returns.
@@ -167,6 +181,27 @@ mod tests {
                     assert!(back - duration <= rate.duration(1), "{rate:?} {seconds} s");
                 }
             }
+        }
+    }
+
+    #[test]
+    fn so_many_moments_later_a_time_is_over() {
+        for (hz, shift) in [(100, 4), (250, 5), (1000, 7)] {
+            let rate = TickRate { hz, shift };
+            let jiffies = |time: Duration| (time.as_secs_f64() * f64::from(hz)).ceil() as u64;
+            let longest = jiffies(Duration::from_millis(20));
+            for milliseconds in [1, 5, 50, 1000, 10_000] {
+                let time = Duration::from_millis(milliseconds);
+                for start in 0..200 {
+                    let free = rate.moment(start) + rate.moments(time);
+                    let mut later = start..;
+                    let first = later.find(|jiffies| rate.moment(*jiffies) == free);
+                    let lasted = first.unwrap() - start;
+                    let range = jiffies(time)..=jiffies(time) + 2 * longest;
+                    assert!(range.contains(&lasted), "{rate:?} {time:?}: {lasted}");
+                }
+            }
+            assert_eq!(rate.moments(Duration::ZERO), 0);
         }
     }
 

@@ -321,6 +321,7 @@ impl Admission {
 
     /// Sets the limits of levels by what they hold and want.
     pub fn set_limits(&mut self, numbered: &Arc<Numbered>, seats: &SeatTable) {
+        seats.collect();
         let mut levels = self.line.levels();
         let now = self.line.now();
         let Some(levels) = levels.as_mut() else {
@@ -351,7 +352,7 @@ impl Admission {
         }
     }
 
-    /// What is wrong with objects, and what they ask for that is not done yet.
+    /// What is wrong with objects, and what they ask for in vain.
     pub fn problems(&self) -> Vec<String> {
         let in_force = self.in_force.as_deref().into_iter();
         let unmet = in_force.flat_map(|in_force| unmet(in_force, &in_force.limits(self.seats)));
@@ -397,7 +398,7 @@ pub fn node_limit(config: &Config, admission: Option<&Admission>) -> u32 {
     }
 }
 
-/// What a configuration, of whose levels these are the limits, asks for that the data plane does not do.
+/// What a configuration, of whose levels these are the limits, asks for in vain.
 fn unmet(in_force: &InForce, limits: &[Limits]) -> Vec<String> {
     let mut unmet = Vec::new();
     let mut add = |kind: Kind, name: &str, what: &str| unmet.push(format!("{kind}/{name}: {what}"));
@@ -406,13 +407,6 @@ fn unmet(in_force: &InForce, limits: &[Limits]) -> Vec<String> {
         add(Kind::FlowSchema, &schema.name, &what);
     }
     for ActiveSchema { schema, level } in &in_force.schemas {
-        if !schema.linger.is_zero() {
-            add(
-                Kind::FlowSchema,
-                &schema.name,
-                "`linger` is not in force on live traffic yet",
-            );
-        }
         let seats = schema.seats(&limits[*level]);
         if seats < schema.width {
             let what = format!(
@@ -623,7 +617,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_done_on_live_traffic_is_told() {
+    fn what_is_asked_for_in_vain_is_told() {
         let text = "
 apiVersion: node-lb.io/v1alpha1
 kind: PriorityLevel
@@ -652,11 +646,10 @@ spec: {priorityLevelConfiguration: {name: nowhere}}
         assert_eq!(objects.errors, []);
         let expected = [
             "FlowSchema/lost: there is no PriorityLevel \"nowhere\"",
-            "FlowSchema/shop: `linger`",
             "FlowSchema/shop: a connection takes 1 of the 2 seats",
         ];
         // With so many seats, the level has enough for two.
-        for (seats, told) in [(1000, 2), (10, 3)] {
+        for (seats, told) in [(1000, 1), (10, 2)] {
             let unmet = unmet_of(&objects, seats);
             assert_eq!(unmet.len(), told, "{unmet:#?}");
             for (found, expected) in unmet.iter().zip(expected) {

@@ -105,6 +105,7 @@ impl Connections {
                 is_pressed: seats.pressed != 0,
                 exempted: seats.exempted,
                 kept: queues.kept,
+                lingering: self.seats.lingering(known.number),
                 waiting: queues.waiting,
                 queue_full: queues.refused,
             }

@@ -289,6 +289,9 @@ pub struct PriorityLevel {
     /// Free seats that are kept for flows without any.
     #[serde(default)]
     pub kept: u32,
+    /// Seats that are still taken after the end of their connections.
+    #[serde(default)]
+    pub lingering: u32,
     /// Connections that wait for a seat.
     #[serde(default)]
     pub waiting: u32,
@@ -316,6 +319,7 @@ impl From<&LevelCount> for PriorityLevel {
             refused: count.refused,
             over: count.over,
             kept: count.kept,
+            lingering: count.lingering,
             waiting: count.waiting,
             queue_full: count.queue_full,
             slow_handshakes: count.slow_handshakes,

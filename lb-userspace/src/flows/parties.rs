@@ -101,6 +101,15 @@ impl Parties {
         (party != 0).then_some((party, rule.most))
     }
 
+    /// For how many ticks the seats of a flow linger after its end, by its client's direction.
+    pub fn linger<A>(&self, forward: &Flow<A>) -> u32 {
+        match forward.taker().schema() {
+            0 => 0,
+            schema if schema >= self.schemas.len() => 0,
+            schema => self.schemas.read(schema).seats.linger().div_ceil(8),
+        }
+    }
+
     /// The queues of levels.
     pub fn queues(&self) -> &Queues {
         &self.queues

@@ -214,7 +214,7 @@ impl QueueRecount {
         };
         for (index, before) in std::mem::take(&mut self.before) {
             let held = held.get(&index).copied().unwrap_or(0);
-            let drift = drift(&seats(before), &seats(queues.word(index)), held);
+            let drift = drift(&seats(before), &seats(queues.word(index)), held, 0);
             if drift == 0 {
                 continue;
             }

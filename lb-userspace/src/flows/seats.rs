@@ -2,6 +2,7 @@
 
 use std::{
     collections::HashMap,
+    io,
     mem::offset_of,
     ops::Range,
     sync::{
@@ -16,18 +17,21 @@ use std::{
 use lb_common::flow::{
     Seats,
     limit::{LEVEL_NUMBERS, LEVELS, LIMITS, NODE},
+    linger::{self, Lingering, MOMENTS},
     place::Place,
 };
-use lb_datapath::{Loaded, bpf::MappedArray};
+use lb_datapath::{Jiffies, Loaded, TickRate, bpf::MappedArray};
 
 use super::{drift::Drifts, loads::Loads, pressure::Pressure};
 
 /// The limits in `SEATS` and `LEVELS`, which programs count as well, by their indexes: see
-/// [`lb_common::flow::limit`]; and the connections of endpoints.
+/// [`lb_common::flow::limit`]; the connections of endpoints, and seats that linger.
 #[derive(Debug)]
 pub struct SeatTable {
     limits: Arc<MappedArray<Seats>>,
     levels: Arc<MappedArray<Seats>>,
+    lingering: Arc<MappedArray<Lingering>>,
+    clock: Option<(Jiffies, TickRate)>,
     loads: Loads,
     /// The most seats in use in the latest second, by index.
     highest: Mutex<HashMap<u32, u32>>,
@@ -43,20 +47,22 @@ impl SeatTable {
     /// If they cannot be opened or mapped into memory.
     pub fn open(loaded: &Loaded) -> anyhow::Result<Self> {
         let map = |name| anyhow::Ok(Arc::new(MappedArray::new(&loaded.map(name)?)?));
-        Ok(Self::new(
-            map("SEATS")?,
-            map("LEVELS")?,
-            Loads::open(loaded)?,
-        ))
+        Ok(Self {
+            lingering: Arc::new(MappedArray::new(&loaded.map("LINGERING")?)?),
+            clock: Some((Jiffies::open()?, TickRate::of_kernel())),
+            ..Self::new(map("SEATS")?, map("LEVELS")?, Loads::open(loaded)?)
+        })
     }
 
-    /// Limits in memory.
+    /// Limits in memory, without a clock: seats that linger stay.
     pub fn new(
         limits: Arc<MappedArray<Seats>>,
         levels: Arc<MappedArray<Seats>>,
         loads: Loads,
     ) -> Self {
         Self {
+            lingering: Arc::new(MappedArray::in_memory(levels.len())),
+            clock: None,
             limits,
             levels,
             loads,
@@ -156,6 +162,51 @@ impl SeatTable {
         }
     }
 
+    /// Gives back the seats of levels that have lingered for long enough.
+    pub fn collect(&self) {
+        let some = |level: &u32| self.lingering(*level) != 0;
+        let lingering: Vec<u32> = (0..self.lingering.len()).filter(some).collect();
+        if lingering.is_empty() {
+            return;
+        }
+        // Without the clock, programs do it when a level is full.
+        let Some(Ok(now)) = self.clock.as_ref().map(|(clock, rate)| {
+            let jiffies = clock.now()?;
+            io::Result::Ok(rate.moment(jiffies))
+        }) else {
+            return;
+        };
+        for level in lingering {
+            self.collect_at(level, now);
+        }
+    }
+
+    /// The same of one level at this moment.
+    fn collect_at(&self, level: u32, now: u32) {
+        if let (Some(lingering), Some(seats)) =
+            (self.lingering.pointer(level), self.levels.pointer(level))
+        {
+            linger::gather(lingering, seats, now, MOMENTS);
+        }
+    }
+
+    /// Seats of a level, by its number, that linger after the end of connections.
+    pub fn lingering(&self, level: u32) -> u32 {
+        self.came(level).wrapping_sub(self.went(level))
+    }
+
+    /// Seats of a level that have begun to linger so far, modulo 2^32.
+    fn came(&self, level: u32) -> u32 {
+        let word = self.lingering.u32_at(level, offset_of!(Lingering, came));
+        word.load(SeqCst)
+    }
+
+    /// Those of them that were given back.
+    fn went(&self, level: u32) -> u32 {
+        let word = self.lingering.u32_at(level, offset_of!(Lingering, went));
+        word.load(SeqCst)
+    }
+
     /// Begins a new second: [`Self::highest`] tells of the one that ends.
     pub fn tick(&self) {
         let mut highest = lock(&self.highest);
@@ -252,6 +303,8 @@ fn used(word: u64) -> i32 {
 #[derive(Debug, Default)]
 pub struct Recount {
     before: Vec<Seats>,
+    /// [`Lingering::came`] of levels, by their numbers.
+    came: Vec<u32>,
     drifts: Drifts<u32>,
 }
 
@@ -259,13 +312,21 @@ impl Recount {
     /// To be called before a scan.
     pub fn begin(&mut self, table: &SeatTable) {
         self.before = table.all();
+        self.came = (0..table.lingering.len())
+            .map(|level| table.came(level))
+            .collect();
     }
 
     /// To be called after it; `held` are the seats of a limit that flows were seen to hold.
     pub fn end(&mut self, table: &SeatTable, held: impl Fn(u32) -> u32) {
         self.drifts.begin();
-        for (index, (before, after)) in table.indexes().zip(self.before.iter().zip(table.all())) {
-            let drift = drift(before, &after, held(index));
+        // Before what programs have counted: what they have given back since counts as given back.
+        let lingering: Vec<_> = self.lingering(table).collect();
+        let counted = table.indexes().zip(self.before.iter().zip(table.all()));
+        for (index, (before, after)) in counted {
+            let level = index.checked_sub(LEVELS).map(|level| level as usize);
+            let (linger, lately) = level.map_or((0, 0), |level| lingering[level]);
+            let drift = drift(before, &after, held(index) + linger, lately);
             if drift == 0 {
                 continue;
             }
@@ -275,17 +336,28 @@ impl Recount {
             }
         }
     }
+
+    /// Of each level, by its number: seats that linger, and how many have begun to since the scan began. The
+    /// scan may have seen those in their flows as well.
+    fn lingering(&self, table: &SeatTable) -> impl Iterator<Item = (u32, u32)> {
+        let levels = (0..).zip(&self.came);
+        levels.map(|(level, before)| {
+            let lately = table.came(level).wrapping_sub(*before);
+            (table.lingering(level), lately)
+        })
+    }
 }
 
 /// By how many seats, at least, the number in use is wrong after a scan that has seen `held` of
-/// them.
-pub fn drift(before: &Seats, after: &Seats, held: u32) -> i32 {
+/// them. So many may have been seen twice.
+pub fn drift(before: &Seats, after: &Seats, held: u32, twice: u32) -> i32 {
     let held = i64::from(held);
     let taken = i64::from(after.taken().wrapping_sub(before.taken()));
     let given_back = taken - (i64::from(after.used()) - i64::from(before.used()));
     let seen = i64::from(after.used()) - held;
     // Seats that were taken behind the scan were not seen, and those given back behind it were.
-    let (least, most) = (seen - taken.max(0), seen + given_back.max(0));
+    let most = seen + given_back.max(0) + i64::from(twice);
+    let least = seen - taken.max(0);
     let drift = if least > 0 {
         least
     } else if most < 0 {
@@ -316,21 +388,21 @@ mod tests {
         // too.
         let after = seats(15, 6);
         for held in 4..=13 {
-            assert_eq!(drift(&before, &after, held), 0, "{held}");
+            assert_eq!(drift(&before, &after, held, 0), 0, "{held}");
         }
-        assert_eq!(drift(&before, &after, 3), 1);
-        assert_eq!(drift(&before, &after, 14), -1);
+        assert_eq!(drift(&before, &after, 3, 0), 1);
+        assert_eq!(drift(&before, &after, 14, 0), -1);
     }
 
     #[test]
     fn without_changes_every_difference_is_a_drift() {
         let same = seats(10, 2);
-        assert_eq!(drift(&same, &same, 8), 0);
-        assert_eq!(drift(&same, &same, 5), 3);
-        assert_eq!(drift(&same, &same, 9), -1);
+        assert_eq!(drift(&same, &same, 8, 0), 0);
+        assert_eq!(drift(&same, &same, 5, 0), 3);
+        assert_eq!(drift(&same, &same, 9, 0), -1);
         let too_few = seats(1, 3);
         assert_eq!(too_few.used(), -2);
-        assert_eq!(drift(&too_few, &too_few, 0), -2);
+        assert_eq!(drift(&too_few, &too_few, 0, 0), -2);
     }
 
     #[test]
@@ -351,6 +423,42 @@ mod tests {
         assert_eq!((scan(4), scan(4)), (3, 4));
         assert_eq!(table.read(NODE).taken(), 5);
         assert_eq!(table.corrected(), 3);
+    }
+
+    #[test]
+    fn seats_that_linger_are_in_use_and_come_back() {
+        const LEVEL: u32 = 7;
+        let table = SeatTable::in_memory();
+        let mut recount = Recount::default();
+        let mut scan = |held: u32, meanwhile: &dyn Fn()| {
+            recount.begin(&table);
+            meanwhile();
+            recount.end(
+                &table,
+                |index| if index == LEVELS + LEVEL { held } else { 0 },
+            );
+            (table.read_level(LEVEL).used(), table.lingering(LEVEL))
+        };
+        let nothing = || {};
+        table.word(LEVELS + LEVEL).fetch_add(TAKEN * 9, SeqCst);
+        // Some linger, and others begin to when the scan has seen them in their flows.
+        let add = |width, free| {
+            let lingering = table.lingering.pointer(LEVEL).unwrap();
+            linger::add(lingering, width, free);
+        };
+        add(3, 50);
+        assert_eq!(scan(6, &nothing), (9, 3));
+        for (held, free) in [(6, 60), (5, 61)] {
+            assert_eq!(scan(held, &|| add(1, free)).0, 9);
+        }
+        assert_eq!(scan(4, &nothing), (9, 5));
+        assert_eq!(scan(4, &|| table.collect_at(LEVEL, 59)), (6, 2));
+        assert_eq!(scan(4, &|| table.collect_at(LEVEL, 61)), (4, 0));
+        assert_eq!((scan(4, &nothing), scan(4, &nothing)), ((4, 0), (4, 0)));
+        assert_eq!(table.corrected(), 0);
+        // What is missing is missed all the same.
+        add(1, 100);
+        assert_eq!((scan(4, &nothing), scan(4, &nothing)), ((4, 1), (5, 1)));
     }
 
     #[test]

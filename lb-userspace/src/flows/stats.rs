@@ -227,7 +227,7 @@ impl ServiceCounts {
 
     /// Adds a socket that holds seats, without a flow, and the queue that is charged for it, if one is.
     pub(super) fn add_socket(&mut self, socket: &SocketSeats, queue: Option<u32>) {
-        let place = Place::from_u32(socket.place);
+        let place = socket.place();
         self.add_seats(place);
         if place.counts_at_endpoint() {
             self.add_open(socket.endpoint);

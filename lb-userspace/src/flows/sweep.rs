@@ -642,15 +642,20 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
     }
 
     /// Gives back the seats of a flow that is closed; `index` is that of its endpoint's direction.
-    /// If only its client has reset it, the endpoint must be silent, too.
+    /// If only its client has reset it, the endpoint must be silent, too. Seats that linger do so since
+    /// the flow's last packet.
     fn release_closed(&self, index: u32, now: u32) {
         let reply = self.records.read(index);
         let Some(connection) = Connection::new(&self.records, index, &reply) else {
             return;
         };
         let flags = (connection.forward.flags, reply.flags);
-        let is_silent = idle(reply.last_seen, now) >= SILENT;
-        if connection.stage() == Stage::Closed && (is_silent || !is_provisional(flags.0, flags.1)) {
+        let silence = match is_provisional(flags.0, flags.1) {
+            true => SILENT,
+            false => 0,
+        };
+        let silence = silence.max(self.parties.linger(&connection.forward));
+        if connection.stage() == Stage::Closed && idle(reply.last_seen, now) >= silence {
             self.unseat(index, &reply);
         }
     }

@@ -15,7 +15,7 @@ use std::{
 use lb_common::{
     abi,
     addr::{Ip4, Ip6},
-    flow::{Flow, Timeouts, limit::LEVELS, place::Place},
+    flow::{Flow, Timeouts, limit::LEVELS},
 };
 use lb_datapath::{
     Jiffies, Loaded, TickRate,
@@ -561,7 +561,7 @@ impl<R4: Records<Ip4>, R6: Records<Ip6>> Worker<R4, R6> {
         };
         let queues = self.kernel.parties.queues();
         let listed = (sockets.seats)(&mut |socket| {
-            let level = Place::from_u32(socket.place).level();
+            let level = socket.place().level();
             let queue = (socket.party != 0 && level != 0)
                 .then(|| queues.charged(level, socket.party, 0, socket.ports))
                 .flatten();

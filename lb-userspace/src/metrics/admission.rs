@@ -30,6 +30,8 @@ pub struct LevelCount {
     pub exempted: u64,
     /// Free seats that are kept for flows without any.
     pub kept: u32,
+    /// Seats that are still taken after the end of their connections.
+    pub lingering: u32,
     /// Connections that wait for a seat.
     pub waiting: u32,
     /// Connections refused because too many of their queue waited.
@@ -186,6 +188,12 @@ pub(super) fn families(
             "node_lb_flowcontrol_kept_seats",
             "Free seats that a priority level keeps for flows without any.",
             |level| level.kept.into(),
+        ),
+        of_levels(
+            "node_lb_flowcontrol_lingering_seats",
+            "Seats of a priority level that are still taken after the end of their connections.",
+            gauge,
+            |level| level.lingering.into(),
         ),
         of_limited(
             "node_lb_flowcontrol_current_inqueue_connections",

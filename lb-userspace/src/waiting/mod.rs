@@ -260,6 +260,7 @@ impl Keeper {
             return arrivals;
         }
         let now = self.line.now();
+        self.kernel.seats.collect();
         for level in self.room.levels() {
             self.observe(levels, level, now);
         }

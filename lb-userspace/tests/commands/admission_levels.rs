@@ -17,6 +17,7 @@ fn status() -> Status {
         refused: 4,
         over: 5,
         kept: 6,
+        lingering: 7,
         waiting: 8,
         queue_full: 9,
         slow_handshakes: limit,

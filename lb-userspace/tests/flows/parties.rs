@@ -3,10 +3,10 @@
 use lb_common::{
     abi::FlowSchema,
     flow::{
-        flow_flag::SEEN,
+        flow_flag::{FIN, FIN_ACKED, RST, SEEN},
         limit::LEVELS,
         party::{PartyRule, Taker, party_by},
-        place::Place,
+        place::{LevelSeats, Place},
     },
 };
 use node_lb::flows::holders::{Holder, Holders, Whose};
@@ -72,6 +72,27 @@ fn a_wide_flow_gives_all_its_seats_back() {
         .unwrap();
     sweeping.pass(90_004);
     assert_eq!(sweeping.services.slow_handshakes(LEVELS + LEVEL), 7);
+}
+
+#[test]
+fn the_seats_of_a_closed_flow_linger() {
+    const ENDED: u32 = SEEN | FIN | FIN_ACKED;
+    for (forward, reply) in [(ENDED, ENDED), (SEEN | RST, SEEN)] {
+        let table = table();
+        let schema = FlowSchema {
+            // Five ticks.
+            seats: LevelSeats::new(LEVEL, 1).lingering(40),
+            ..table.schemas.read(SCHEMA)
+        };
+        table.schemas.write(SCHEMA, &schema);
+        table.open(&member(1).seen(forward, reply).at(10)).unwrap();
+        let mut sweeping = Sweeping::new(&table);
+        sweeping.timeouts_are(60);
+        sweeping.pass(14);
+        assert_eq!(table.members(), [1]);
+        sweeping.pass(19);
+        assert!(table.members().is_empty(), "{forward}");
+    }
 }
 
 #[test]

@@ -243,6 +243,10 @@ impl Steps<Ip4> for Cpu {
         queue::charge(self, place, party, ports, is_over);
     }
 
+    fn linger(&self, _place: Place, _schema: u32) -> bool {
+        false
+    }
+
     fn find_index(&self, tuple: &Tuple<Ip4>) -> u64 {
         // Consecutive checks see the same, so only one of them takes its turn.
         if self.looked.get() {
@@ -325,6 +329,10 @@ impl Tables<Ip4> for Cpu {
 
     fn in_the_way(&self, asked: Asked) -> Option<Full> {
         pipeline::in_the_way::<Ip4, _>(self, asked)
+    }
+
+    fn collect(&self, _level: u32) -> bool {
+        false
     }
 
     fn elsewhere(&self, set: Range, index: u32, left: u32) -> u32 {

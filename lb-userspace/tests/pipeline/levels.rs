@@ -100,7 +100,7 @@ pub fn index(tables: &ProgrammedTables, level: &str) -> u32 {
     LEVELS + found.unwrap().number
 }
 
-/// What is counted of a level, after a check that flows hold the seats that are in use.
+/// What is counted of a level, after a check that flows hold the seats that are in use, or that these linger.
 pub fn level(scene: &Scene, tables: &ProgrammedTables, name: &str) -> Seats {
     fn held<A: Family>(tables: &ProgrammedTables, index: u32) -> u32 {
         let former = tables.former_flows::<A>().into_iter();
@@ -118,6 +118,7 @@ pub fn level(scene: &Scene, tables: &ProgrammedTables, name: &str) -> Seats {
         IpFamily::V6 => held::<Ip6>(tables, index),
     };
     let seats = tables.seats(index);
+    let held = held + tables.lingering(index - LEVELS);
     assert_eq!(u32::try_from(seats.used()), Ok(held), "{name}");
     seats
 }

@@ -23,6 +23,7 @@ mod latency;
 mod layer3;
 mod levels;
 mod limits;
+mod lingering;
 mod loads;
 mod martians;
 mod moving;

@@ -55,7 +55,7 @@ fn sockets_keep_to_the_limits_of_their_service_and_of_the_node() {
                 for _ in 0..3 {
                     assert_eq!(sockets[3].ask(&scene, *call), refused);
                 }
-                assert_eq!(sockets[3].held().place, 0);
+                assert!(sockets[3].held().place().is_none());
                 let packet = ingress(&tables, &scene.opening(1));
                 assert_eq!(
                     packet.reason,

@@ -16,6 +16,7 @@ mod ghosts;
 mod greedy;
 mod levels;
 mod limited;
+mod lingering;
 mod pickup;
 mod races;
 mod removed;

@@ -33,7 +33,7 @@ fn wide(xdp: &str) -> Result<Tenants> {
 }
 
 /// Notes that nobody is left at the level, and that no number of seats was ever wrong.
-fn note_empty(tenants: &Tenants, findings: &mut Findings, when: &str) -> Result<()> {
+pub fn note_empty(tenants: &Tenants, findings: &mut Findings, when: &str) -> Result<()> {
     let empty = tenants.in_use(NOISY, 0);
     findings.note(empty.is_ok(), format!("{when}: {empty:?}"));
     let corrected = tenants.ground.balanced.metric(1, CORRECTED)?;

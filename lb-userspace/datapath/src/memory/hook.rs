@@ -15,6 +15,7 @@ use lb_common::{
         Hop as NextHopEntry, Record, Seats, Timeouts,
         hop::Hops,
         latency::UNIT_SHIFT,
+        linger::{self, Lingering},
         queue::{self, KEPT, LevelQueues, Queue, Waiter},
         seats::{Asked, Full},
         slots::Slots,
@@ -301,6 +302,10 @@ unsafe impl<A: Family, const ANY_DEVICE: bool> Slots<A> for Hook<'_, ANY_DEVICE>
         (units as u32).max(1)
     }
 
+    fn lingering(&self, level: u32) -> Option<NonNull<Lingering>> {
+        self.tables.storage.lingering.pointer(level)
+    }
+
     fn level_queues(&self, level: u32) -> Option<NonNull<LevelQueues>> {
         self.tables.storage.level_queues.pointer(level)
     }
@@ -380,6 +385,10 @@ impl<A: Family, const ANY_DEVICE: bool> Tables<A> for Hook<'_, ANY_DEVICE> {
 
     fn in_the_way(&self, asked: Asked) -> Option<Full> {
         pipeline::in_the_way::<A, _>(self, asked)
+    }
+
+    fn collect(&self, level: u32) -> bool {
+        linger::collect::<A, _>(self, level)
     }
 
     fn elsewhere(&self, set: Range, index: u32, left: u32) -> u32 {

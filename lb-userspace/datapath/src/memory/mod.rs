@@ -136,6 +136,11 @@ impl MemoryTables {
         &self.storage.level_queues
     }
 
+    /// Seats of a priority level that linger, by the level's number.
+    pub fn lingering(&self, level: u32) -> u32 {
+        self.storage.lingering.read(level).number()
+    }
+
     /// A queue of a priority level, by its index.
     pub fn queue(&self, index: u32) -> Queue {
         self.storage.queues.read(index)

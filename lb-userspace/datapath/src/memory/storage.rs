@@ -18,6 +18,7 @@ use lb_common::{
     entries,
     flow::{
         Seats,
+        linger::Lingering,
         queue::{LevelQueues, Queue},
     },
 };
@@ -52,6 +53,7 @@ pub struct Storage {
     pub flow_schemas: Arc<MappedArray<FlowSchema>>,
     pub parties: Arc<MappedArray<u64>>,
     pub level_queues: Arc<MappedArray<LevelQueues>>,
+    pub lingering: Arc<MappedArray<Lingering>>,
     pub queues: Arc<MappedArray<Queue>>,
     pub destination_classes: Arc<MappedArray<DestinationClass>>,
     pub source_classes: Arc<Trie<u32>>,
@@ -84,6 +86,7 @@ impl Default for Storage {
             flow_schemas: array(entries::FLOW_SCHEMAS),
             parties: array(entries::PARTIES),
             level_queues: array(entries::LEVEL_QUEUES),
+            lingering: array(entries::LEVELS),
             queues: array(entries::QUEUES),
             destination_classes: array(entries::DESTINATION_CLASSES),
             source_classes: Trie::new("SOURCE_CLASSES", entries::SOURCE_CLASSES),

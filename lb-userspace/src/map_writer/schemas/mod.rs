@@ -278,7 +278,8 @@ impl SchemaBook {
             let element = abi::FlowSchema {
                 rule,
                 is_audited: is_audited.into(),
-                seats: LevelSeats::new(levels[active.level].number, numbered.seats),
+                seats: LevelSeats::new(levels[active.level].number, numbered.seats)
+                    .lingering(TickRate::of_kernel().moments(schema.linger)),
                 ..element(schema)
             };
             for (number, name) in numbered.numbers().zip(owners_of(numbered)) {

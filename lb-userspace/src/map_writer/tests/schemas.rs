@@ -322,6 +322,40 @@ fn deadlines_are_in_ticks_and_end_nothing_in_an_audit() {
 }
 
 #[test]
+fn connections_take_the_seats_that_there_are_for_so_long() {
+    let mut bench = Bench::new(ROOMY);
+    bench.program(&spec(1, [1]));
+    let wide = |level: &str| {
+        let schema = schema("first", level, ANYONE, FIRST);
+        schema.replace(
+            "matchingPrecedence",
+            "seats: 9, linger: 10s, matchingPrecedence",
+        )
+    };
+    // One level is too small for nine, and only levels with queues care.
+    let shares = "limited: {nominalConcurrencyShares: 1, ";
+    let small = with_queues("small", 8, 5).replace("limited: {", shares);
+    for (name, text, seats) in [
+        ("one", level("one"), 9),
+        ("large", with_queues("large", 8, 5), 9),
+        ("small", small, 5),
+    ] {
+        bench
+            .admit(&[text, level("others"), wide(name)], AdmissionMode::Enforce)
+            .unwrap();
+        let number = bench.number(&spec(1, [1]), "192.0.2.1", Origin::Outside);
+        let written = bench.kernel.state().flow_schemas[number as usize].seats;
+        let moments = TickRate::of_kernel().moments(Duration::from_secs(10));
+        assert_eq!(
+            (written.width(), written.linger()),
+            (seats, moments),
+            "{name}"
+        );
+        assert!((500..1000).contains(&moments), "{moments}");
+    }
+}
+
+#[test]
 fn a_rule_by_the_services_port_holds_for_node_ports() {
     let mut bench = Bench::new(ROOMY);
     let by_port = |port: u16| {

@@ -77,6 +77,7 @@ fn agent(in_use: u32) -> Status {
         refused: 0,
         over: 0,
         kept: 0,
+        lingering: 0,
         waiting: 0,
         queue_full: 0,
         slow_handshakes: 0,

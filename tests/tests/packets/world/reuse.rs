@@ -29,6 +29,7 @@ use lb_common::{
     addr::{Ip4, Ip6},
     flow::{
         Seats,
+        linger::Lingering,
         queue::{LevelQueues, Queue},
     },
     verdict::COUNTERS,
@@ -165,6 +166,7 @@ fn clear(name: &str, map: MapData) {
         // Nobody waits: no agent has promised to look after those who do.
         "WAITERS" => {}
         "PARTIES" => zero::<u64>(&map),
+        "LINGERING" => zero::<Lingering>(&map),
         "LEVEL_QUEUES" => zero::<LevelQueues>(&map),
         "QUEUES" => zero::<Queue>(&map),
         "FLOW_SCHEMAS" => zero::<FlowSchema>(&map),
