@@ -76,6 +76,23 @@ fn shown(tenants: &Tenants, flow: &str) -> Result<Option<usize>> {
         .transpose()
 }
 
+/// Waits until so many connections are counted in flows, by what programs say.
+fn counted(tenants: &Tenants, wanted: usize) -> Result<Result<Duration, String>> {
+    let maps = tenants.ground.balanced.map_dir(1)?;
+    let parties = MappedArray::<u64>::from_pin(&maps.join("PARTIES"))?;
+    Ok(within(SOON, || {
+        let members = parties.iter(0..parties.len());
+        let members = members.map(|(index, element)| Members::read(index, element));
+        match members
+            .map(|members| members.connections as usize)
+            .sum::<usize>()
+        {
+            all if all == wanted => Ok(()),
+            other => Err(other.to_string()),
+        }
+    }))
+}
+
 #[test]
 fn pods_of_a_namespace_have_one_part_of_a_level() -> Result<()> {
     allow_many_files()?;
@@ -119,6 +136,9 @@ fn pods_of_a_namespace_have_one_part_of_a_level() -> Result<()> {
         // The agent dies, and the next one knows the same.
         tenants.ground.balanced.kill_agents()?;
         drop(second);
+        // The endpoint has to end its half, too.
+        let gone = counted(&tenants, 2 * MOST - 5)?;
+        findings.note(gone.is_ok(), format!("{family:?}: gone {gone:?}"));
         let again = Held::open_all(b, target, MOST);
         findings.note(
             again.len() == 5,
@@ -153,17 +173,8 @@ fn pods_of_a_namespace_have_one_part_of_a_level() -> Result<()> {
         drop((first, again, others));
         let empty = tenants.in_use(NOISY, 0);
         findings.note(empty.is_ok(), format!("{family:?}: empty {empty:?}"));
-        let maps = tenants.ground.balanced.map_dir(1)?;
-        let parties = MappedArray::<u64>::from_pin(&maps.join("PARTIES"))?;
-        let counted = within(SOON, || {
-            let members = parties.iter(0..parties.len());
-            let members = members.map(|(index, element)| Members::read(index, element));
-            match members.map(|members| members.connections).sum::<u32>() {
-                0 => Ok(()),
-                left => Err(left.to_string()),
-            }
-        });
-        findings.note(counted.is_ok(), format!("{family:?}: parties {counted:?}"));
+        let nobody = counted(&tenants, 0)?;
+        findings.note(nobody.is_ok(), format!("{family:?}: parties {nobody:?}"));
     }
     findings.assert_good();
     Ok(())
