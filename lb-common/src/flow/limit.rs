@@ -213,16 +213,28 @@ fn note_highest(seats: NonNull<Seats>, before: u64, width: u32) {
 mod tests {
     use super::*;
 
+    fn limited(limit: u32) -> Seats {
+        Seats {
+            limit,
+            ..Seats::default()
+        }
+    }
+
+    /// A limit that lets nobody in.
+    fn nobody() -> Seats {
+        Seats {
+            flags: limit_flag::STRICT,
+            ..Seats::default()
+        }
+    }
+
     fn pointer(seats: &mut Seats) -> NonNull<Seats> {
         NonNull::from(seats)
     }
 
     #[test]
     fn seats_are_taken_up_to_the_limit() {
-        let mut seats = Seats {
-            limit: 2,
-            ..Seats::default()
-        };
+        let mut seats = limited(2);
         let pointer = pointer(&mut seats);
         assert!(!is_full(pointer, 1, 0) && try_take(pointer, 1, 0) && try_take(pointer, 1, 0));
         assert!(is_full(pointer, 1, 0) && !try_take(pointer, 1, 0));
@@ -241,10 +253,7 @@ mod tests {
 
     #[test]
     fn a_connection_takes_as_many_seats_as_it_is_wide() {
-        let mut seats = Seats {
-            limit: 5,
-            ..Seats::default()
-        };
+        let mut seats = limited(5);
         let pointer = pointer(&mut seats);
         assert!(try_take(pointer, 3, 2) && !try_take(pointer, 3, 0));
         assert!(is_full(pointer, 3, 0) && is_full(pointer, 2, 1) && !is_full(pointer, 2, 0));
@@ -261,28 +270,19 @@ mod tests {
 
     #[test]
     fn one_that_is_wider_than_the_limit_needs_all_of_it() {
-        let mut seats = Seats {
-            limit: 2,
-            ..Seats::default()
-        };
+        let mut seats = limited(2);
         let pointer = pointer(&mut seats);
         assert!(is_full(pointer, 4, 1) && try_take(pointer, 4, 0));
         assert!(!try_take(pointer, 1, 0) && !try_take(pointer, 4, 0));
         give(pointer, 4);
         assert!(try_take(pointer, 1, 0) && is_full(pointer, 4, 0) && !is_full(pointer, 1, 0));
-        let mut nobody = Seats {
-            flags: limit_flag::STRICT,
-            ..Seats::default()
-        };
+        let mut nobody = nobody();
         assert!(is_full(NonNull::from(&mut nobody), 4, 0));
     }
 
     #[test]
     fn a_strict_limit_of_zero_lets_nobody_in() {
-        let mut seats = Seats {
-            flags: limit_flag::STRICT,
-            ..Seats::default()
-        };
+        let mut seats = nobody();
         let pointer = pointer(&mut seats);
         assert!(is_full(pointer, 1, 0) && !try_take(pointer, 1, 0) && !is_audited(pointer));
         assert_eq!(seats.taken(), 0);

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result};
 use lb_tests::{Family, Held, Host, traffic::allow_many_files};
 
 use super::{
-    levels::{NOISY, OF_LEVEL, SEATS, Tenants, name, tenant},
+    levels::{NOISY, OF_LEVEL, SEATS, Tenants, name, tenant, with_field},
     support::{Findings, SOON, attack_time, within},
 };
 
@@ -25,8 +25,7 @@ const LIMIT: Duration = Duration::from_secs(4);
 
 /// A tenant whose connections have these deadlines.
 fn with_deadlines(deadlines: &str) -> String {
-    let objects = tenant(NOISY, 10);
-    objects.replace("rules:", &format!("deadlines: {{{deadlines}}}, rules:"))
+    with_field(&tenant(NOISY, 10), &format!("deadlines: {{{deadlines}}}"))
 }
 
 /// How many TCP connections a host's kernel thinks it has.

@@ -144,17 +144,22 @@ pub fn tenant(number: u8, shares: u32) -> String {
     )
 }
 
+/// These objects, with one more field of their schema.
+pub fn with_field(objects: &str, field: &str) -> String {
+    assert!(objects.contains("rules:"), "{objects}");
+    objects.replace("rules:", &format!("{field}, rules:"))
+}
+
 /// The same, where each client may have so many connections, and the level bears many handshakes.
 fn with_parts(number: u8, most: usize) -> String {
-    let objects = tenant(number, 10)
-        .replace(
-            "limitResponse",
-            &format!(
-                "connections: {{maxConnectionsPerFlow: {most}, maxHalfOpenSeats: {OF_LEVEL}}}, \
-                 limitResponse"
-            ),
-        )
-        .replace("rules:", "distinguisherMethod: {type: BySourceIP}, rules:");
+    let objects = tenant(number, 10).replace(
+        "limitResponse",
+        &format!(
+            "connections: {{maxConnectionsPerFlow: {most}, maxHalfOpenSeats: {OF_LEVEL}}}, \
+             limitResponse"
+        ),
+    );
+    let objects = with_field(&objects, "distinguisherMethod: {type: BySourceIP}");
     assert!(objects.contains("maxConnectionsPerFlow") && objects.contains("BySourceIP"));
     objects
 }

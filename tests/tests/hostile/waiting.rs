@@ -2,6 +2,7 @@
 //! sees of it.
 
 use std::{
+    net::SocketAddr,
     thread,
     time::{Duration, Instant},
 };
@@ -10,16 +11,19 @@ use anyhow::{Context as _, Result};
 use lb_tests::{
     Family, Held, Load, Request,
     attack::{Flood, FloodKind},
-    traffic::allow_many_files,
+    traffic::{LoadReport, allow_many_files},
 };
+use node_lb::agent::status::PriorityLevel;
 
 use super::{
-    levels::{NOISY, QUIET, Tenants, name, tenant},
+    levels::{NOISY, QUIET, Tenants, name, tenant, with_field},
     support::{FLOOD, Findings, SOON, attack_time, filter_input, unlucky, within},
 };
 
 /// How long a busy client keeps each connection.
 pub const HOLD: Duration = Duration::from_millis(200);
+/// After how long somebody leaves for whom another one waits.
+pub const LEAVES: Duration = Duration::from_millis(300);
 /// Seats of the node, of which the noisy one has this part. They are fewer than the backlog of a server in
 /// Rust's library (128), so that all of them fit there if its turn for a processor comes late.
 pub const SEATS: u32 = 350;
@@ -35,18 +39,17 @@ const SYNS: &str = "tcp flags & (fin | syn | rst | ack) == syn counter";
 
 /// A tenant with queues, whose flows are told apart by this method.
 pub fn with_queues(length: u32, method: &str) -> String {
-    let objects = tenant(NOISY, 10)
-        .replace(
-            "limitResponse: {type: Reject}",
-            &format!(
-                "limitResponse: {{type: Queue, queuing: {{queues: 64, handSize: 6, \
-                 queueLengthLimit: {length}}}}}"
-            ),
-        )
-        .replace(
-            "rules:",
-            &format!("distinguisherMethod: {{type: {method}}}, rules:"),
-        );
+    let objects = tenant(NOISY, 10).replace(
+        "limitResponse: {type: Reject}",
+        &format!(
+            "limitResponse: {{type: Queue, queuing: {{queues: 64, handSize: 6, \
+             queueLengthLimit: {length}}}}}"
+        ),
+    );
+    let objects = with_field(
+        &objects,
+        &format!("distinguisherMethod: {{type: {method}}}"),
+    );
     assert!(objects.contains("Queue") && objects.contains(method));
     objects
 }
@@ -64,6 +67,46 @@ fn syns(tenants: &Tenants) -> Result<u64> {
     let at = words.iter().position(|word| *word == "packets");
     let count = at.and_then(|at| words.get(at + 1)).context(rules.clone())?;
     Ok(count.parse()?)
+}
+
+/// The connection of a quiet client that waits until somebody leaves, and how long it took to connect.
+pub fn until_one_leaves(
+    tenants: &Tenants,
+    target: SocketAddr,
+    leave: impl FnOnce(),
+) -> Result<(Held, Duration)> {
+    thread::scope(|scope| {
+        let quiet = scope.spawn(|| {
+            let began = Instant::now();
+            let quiet = Held::open_patiently(tenants.ground.client(), target);
+            quiet.map(|quiet| (quiet, began.elapsed()))
+        });
+        thread::sleep(LEAVES);
+        leave();
+        quiet.join().unwrap()
+    })
+}
+
+/// Has so many busy clients want seats all the time, and a quiet one want one now and then. Returns what is
+/// counted of the level meanwhile, and what both have seen.
+pub fn busy_and_quiet(
+    tenants: &Tenants,
+    target: SocketAddr,
+    busy: usize,
+) -> Result<(PriorityLevel, LoadReport, LoadReport)> {
+    let request = Request::tcp(target).deadline(Duration::from_secs(5));
+    let busy = Load::new(request.held_for(HOLD)).workers(busy);
+    let busy = busy.start(&tenants.ground.attacker)?;
+    // Until all seats are taken.
+    thread::sleep(2 * HOLD);
+    let quiet = Load::new(request)
+        .workers(1)
+        .pause(Duration::from_millis(5));
+    let quiet = quiet.start(tenants.ground.client())?;
+    thread::sleep(attack_time(Duration::from_secs(4)));
+    let level = tenants.level(NOISY)?;
+    let quiet = quiet.stop()?;
+    Ok((level, busy.stop()?, quiet))
 }
 
 /// All seats are held, and nobody leaves.
@@ -87,16 +130,7 @@ fn who_waits_in_vain_is_told(family: Family, xdp: &str) -> Result<()> {
         format!("{level:?}"),
     );
     // One leaves: a client of whom nobody waits is next.
-    let quiet = thread::scope(|scope| {
-        let quiet = scope.spawn(|| {
-            let began = Instant::now();
-            let quiet = Held::open_patiently(tenants.ground.client(), target);
-            quiet.map(|quiet| (quiet, began.elapsed()))
-        });
-        thread::sleep(Duration::from_millis(300));
-        held.pop();
-        quiet.join().unwrap()
-    });
+    let quiet = until_one_leaves(&tenants, target, || drop(held.pop()));
     let quiet = quiet.map(|(mut quiet, took)| (quiet.ask().is_ok(), took));
     findings.note(
         matches!(&quiet, Ok((true, took)) if *took < Duration::from_millis(500)),
@@ -210,19 +244,7 @@ fn a_quiet_client_has_its_turn(family: Family, xdp: &str) -> Result<()> {
     filter_input(tenants.ground.pod("pod-1-1"), SYNS)?;
     let mut findings = Findings::default();
     let target = tenants.ground.outside(family, NOISY);
-    let request = Request::tcp(target).deadline(Duration::from_secs(5));
-    let busy = Load::new(request.held_for(HOLD)).workers(WANTED);
-    let busy = busy.start(&tenants.ground.attacker)?;
-    // Until all seats are taken.
-    thread::sleep(2 * HOLD);
-    let quiet = Load::new(request)
-        .workers(1)
-        .pause(Duration::from_millis(5));
-    let quiet = quiet.start(tenants.ground.client())?;
-    thread::sleep(attack_time(Duration::from_secs(4)));
-    let level = tenants.level(NOISY)?;
-    let quiet = quiet.stop()?;
-    let busy = busy.stop()?;
+    let (level, busy, quiet) = busy_and_quiet(&tenants, target, WANTED)?;
     findings.note(
         level.in_use as usize <= OF_LEVEL
             && (OF_LEVEL - KEPT..=OF_LEVEL).contains(&(level.highest as usize)),

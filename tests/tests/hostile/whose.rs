@@ -13,7 +13,7 @@ use lb_tests::{Family, Held, Load, Pod, Request, Topology, traffic::allow_many_f
 use serde_json::{Value, json};
 
 use super::{
-    levels::{NOISY, SEATS, Tenants, tenant},
+    levels::{NOISY, SEATS, Tenants, tenant, with_field},
     support::{Findings, SOON, attack_time, cluster_ip, within},
     waiting::{self, HOLD, OF_LEVEL, with_queues},
 };
@@ -31,10 +31,9 @@ const MOST: usize = 20;
 /// `friends`, who have no limit.
 fn objects() -> String {
     let connections = format!("connections: {{maxConnectionsPerFlow: {MOST}}}, limitResponse");
-    let method = "distinguisherMethod: {type: BySourceNamespace}, rules:";
-    let by_namespace = tenant(NOISY, 10)
-        .replace("limitResponse", &connections)
-        .replace("rules:", method);
+    let by_namespace = tenant(NOISY, 10).replace("limitResponse", &connections);
+    let method = "distinguisherMethod: {type: BySourceNamespace}";
+    let by_namespace = with_field(&by_namespace, method);
     let friends = "---
 apiVersion: node-lb.io/v1alpha1
 kind: FlowSchema

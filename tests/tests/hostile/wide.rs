@@ -1,22 +1,19 @@
 //! Connections that take several seats of their level each: no more are let in than there are seats for,
 //! those that wait get all their seats or none, and all are given back, whoever ends a connection.
 
-use std::{
-    thread,
-    time::{Duration, Instant},
-};
+use std::{thread, time::Duration};
 
 use anyhow::Result;
 use lb_tests::{
-    Family, Held, Load, Request,
+    Family,
     attack::{Flood, FloodKind},
     traffic::allow_many_files,
 };
 
 use super::{
-    levels::{NOISY, Tenants, name},
+    levels::{NOISY, Tenants, name, with_field},
     support::{FLOOD, Findings, attack_time},
-    waiting::{HOLD, OF_LEVEL, SEATS, with_queues},
+    waiting::{LEAVES, OF_LEVEL, SEATS, busy_and_quiet, until_one_leaves, with_queues},
 };
 
 /// Seats of each connection, and how many of those there are seats for.
@@ -28,7 +25,7 @@ const CORRECTED: &str = "node_lb_connection_limit_corrected_total";
 fn wide(xdp: &str) -> Result<Tenants> {
     allow_many_files()?;
     let objects = with_queues(50, "BySourceIP");
-    let objects = objects.replace("rules:", &format!("seats: {WIDTH}, rules:"));
+    let objects = with_field(&objects, &format!("seats: {WIDTH}"));
     Tenants::with(&objects, SEATS, "enforce", &[xdp])
 }
 
@@ -55,19 +52,10 @@ fn one_waits_for_all_its_seats(family: Family, xdp: &str) -> Result<()> {
         (held.len(), refused, level.in_use as usize) == (ROOM, 0, OF_LEVEL),
         format!("{} let in, {refused} reset: {level:?}", held.len()),
     );
-    let waited = thread::scope(|scope| {
-        let waiter = scope.spawn(|| {
-            let began = Instant::now();
-            let waiter = Held::open_patiently(tenants.ground.client(), target);
-            waiter.map(|waiter| (waiter, began.elapsed()))
-        });
-        thread::sleep(Duration::from_millis(300));
-        held.pop();
-        waiter.join().unwrap()
-    });
+    let waited = until_one_leaves(&tenants, target, || drop(held.pop()));
     let waited = waited.map(|(mut waiter, took)| (waiter.ask().is_ok(), took, waiter));
     findings.note(
-        matches!(&waited, Ok((true, took, _)) if (300..600).contains(&took.as_millis())),
+        matches!(&waited, Ok((true, took, _)) if (LEAVES..2 * LEAVES).contains(took)),
         format!("the one that waited: {waited:?}"),
     );
     let schema = tenants.schema(&name(NOISY))?;
@@ -103,17 +91,7 @@ fn a_crowd_leaves_no_seat_behind(family: Family, xdp: &str) -> Result<()> {
     let tenants = wide(xdp)?;
     let mut findings = Findings::default();
     let target = tenants.ground.outside(family, NOISY);
-    let request = Request::tcp(target).deadline(Duration::from_secs(5));
-    let crowd = Load::new(request.held_for(HOLD)).workers(ROOM + 10);
-    let crowd = crowd.start(&tenants.ground.attacker)?;
-    thread::sleep(2 * HOLD);
-    let quiet = Load::new(request)
-        .workers(1)
-        .pause(Duration::from_millis(5));
-    let quiet = quiet.start(tenants.ground.client())?;
-    thread::sleep(attack_time(Duration::from_secs(4)));
-    let level = tenants.level(NOISY)?;
-    let (quiet, crowd) = (quiet.stop()?, crowd.stop()?);
+    let (level, crowd, quiet) = busy_and_quiet(&tenants, target, ROOM + 10)?;
     findings.note(
         level.highest as usize <= OF_LEVEL && level.highest as usize > OF_LEVEL - 3 * WIDTH,
         format!("{level:?}"),
