@@ -423,8 +423,8 @@ impl<A: FamilyMaps, C, const ANY_DEVICE: bool, const TRACES: bool> Steps<A>
     }
 
     #[inline(always)]
-    fn linger(&self, place: Place, schema: u32) -> bool {
-        steps::linger(place.number(), schema) != 0
+    fn linger(&self, place: Place, schema: u32) -> Place {
+        Place::from_u32(steps::linger(place.number(), schema))
     }
 
     #[inline(always)]

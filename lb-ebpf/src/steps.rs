@@ -339,17 +339,17 @@ pub extern "C" fn with_room(first: u32, count: u32, index: u32, most: u32) -> u3
     })
 }
 
-/// [`lb_common::flow::linger::linger`] of the seats of a place.
+/// [`lb_common::flow::linger::linger`] of the seats of a place: the number of one. The same for both families.
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub extern "C" fn linger(place: u32, schema: u32) -> u64 {
+pub extern "C" fn linger(place: u32, schema: u32) -> u32 {
     let kernel = Kernel::<_, true, false>::new((), 0);
-    kernel.map_or(0, |kernel| {
-        linger::linger::<Ip4, _>(&kernel, Place::from_u32(place), schema).into()
+    kernel.map_or(place, |kernel| {
+        linger::linger::<Ip4, _>(&kernel, Place::from_u32(place), schema).number()
     })
 }
 
-/// [`lb_common::flow::linger::collect`] at a level.
+/// [`lb_common::flow::linger::collect`] at a level. The same for both families.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn collect(level: u32) -> u64 {

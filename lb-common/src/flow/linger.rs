@@ -44,10 +44,10 @@ impl Lingering {
     }
 }
 
-/// Has the seats of a place linger that a flow of this schema, by its number, has just lost. Returns whether
-/// they do: the caller does not give them back then.
+/// Has the seats of a level linger that a flow of this schema, by its number, has just lost with its place.
+/// Returns what of the place is to be given back at once.
 #[inline(always)]
-pub fn linger<A: Address, S: Slots<A>>(slots: &S, place: Place, schema: u32) -> bool {
+pub fn linger<A: Address, S: Slots<A>>(slots: &S, place: Place, schema: u32) -> Place {
     let moments = slots.flow_schema(schema).map_or(0, |schema| {
         // SAFETY: elements of maps stay; a word that the agent stores as a whole.
         let seats = unsafe { (&raw const (*schema.as_ptr()).seats).read_volatile() };
@@ -58,16 +58,16 @@ pub fn linger<A: Address, S: Slots<A>>(slots: &S, place: Place, schema: u32) -> 
 
 /// The same for so many moments; 0 means not at all.
 #[inline(always)]
-pub fn linger_for<A: Address, S: Slots<A>>(slots: &S, place: Place, moments: u32) -> bool {
+pub fn linger_for<A: Address, S: Slots<A>>(slots: &S, place: Place, moments: u32) -> Place {
     if moments == 0 || place.level() == 0 {
-        return false;
+        return place;
     }
     let Some(lingering) = slots.lingering(place.level()) else {
-        return false;
+        return place;
     };
     let free = (slots.moment() as u32).wrapping_add(moments);
     add(lingering, place.width(), free);
-    true
+    place.without_shared()
 }
 
 /// Gives seats of a level, by its number, back whose time is over. Returns whether there were any.
@@ -105,6 +105,10 @@ pub fn gather(lingering: NonNull<Lingering>, seats: NonNull<Seats>, now: u32, mo
         )
     };
     let behind = now.wrapping_sub(passed);
+    if behind == 0 {
+        // Whoever is refused comes by here: in a flood, CPUs must not write the same word all the time.
+        return false;
+    }
     // Moments of which the clock of another CPU already knows are not behind.
     if came == went || behind > u32::MAX / 2 {
         // SAFETY: as above; any of the values that CPUs write will do.

@@ -474,16 +474,16 @@ pub fn release<A: Address, S: Slots<A>>(slots: &S, reply: Record<A>) {
 }
 
 /// Gives back the seats of a flow whose connection is over, and which has just lost them: those of its level
-/// when they have lingered.
+/// when they have lingered. Those of one that has not proved itself do not: its client may be forged.
 #[inline(always)]
 fn end<A: Address, S: Slots<A>>(slots: &S, forward: Record<A>, reply: Record<A>) {
     let place = place_of(reply);
-    // SAFETY: records stay valid, and what is read does not change while they are in use.
-    let schema = unsafe { forward.as_ref() }.taker().schema();
-    match place.level() != 0 && slots.linger(place, schema) {
-        true => give_back(slots, place.without_shared()),
-        false => give_back(slots, place),
-    }
+    let at_once = match tag::state(read_tag(forward)) {
+        tag::HALF => place,
+        // SAFETY: records stay valid, and what is read does not change while they are in use.
+        _ => slots.linger(place, unsafe { forward.as_ref() }.taker().schema()),
+    };
+    give_back(slots, at_once);
     depart(slots, reply, place);
 }
 

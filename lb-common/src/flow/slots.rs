@@ -119,7 +119,7 @@ pub trait Steps<A: Address> {
     /// [`charge`](super::queue::charge).
     fn charge(&self, place: Place, party: u64, ports: u32, is_over: bool);
     /// [`linger`](super::linger::linger).
-    fn linger(&self, place: Place, schema: u32) -> bool;
+    fn linger(&self, place: Place, schema: u32) -> Place;
     /// [`find_other_index`](super::table::find_other_index).
     fn find_other_index(&self, tuple: &Tuple<A>) -> u64;
     /// [`copy_index`](super::resize::copy_index).

@@ -64,7 +64,7 @@ impl<A: Address, S: Slots<A> + Plain> Steps<A> for S {
         queue::charge(self, place, party, ports, is_over);
     }
 
-    fn linger(&self, place: Place, schema: u32) -> bool {
+    fn linger(&self, place: Place, schema: u32) -> Place {
         linger::linger(self, place, schema)
     }
 

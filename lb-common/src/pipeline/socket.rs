@@ -143,10 +143,7 @@ pub fn unseat_socket<A: Address, T: Tables<A>>(tables: &T, held: &mut SocketSeat
         party::leave(|index| tables.party(index), party);
         tables.charge(place, party, ports, true);
     }
-    match linger_for(tables, place, moments) {
-        true => leave(tables, place.without_shared(), endpoint),
-        false => leave(tables, place, endpoint),
-    }
+    leave(tables, linger_for(tables, place, moments), endpoint);
 }
 
 /// Gives back the seats of a place, and counts the connections of its endpoint less.

@@ -57,9 +57,13 @@ impl TickRate {
 
     /// Ticks in `duration`, rounded up; at most half of the clock's range.
     pub fn ticks(self, duration: Duration) -> u32 {
-        let jiffies = (duration.as_nanos() * u128::from(self.hz)).div_ceil(1_000_000_000);
-        let ticks = jiffies.div_ceil(1 << self.shift);
+        let ticks = self.jiffies(duration).div_ceil(1 << self.shift);
         u32::try_from(ticks).unwrap_or(u32::MAX).min(u32::MAX / 2)
+    }
+
+    /// Jiffies in `duration`, rounded up.
+    fn jiffies(self, duration: Duration) -> u128 {
+        (duration.as_nanos() * u128::from(self.hz)).div_ceil(1_000_000_000)
     }
 
     /// How long `ticks` take.
@@ -82,8 +86,7 @@ impl TickRate {
 
     /// How many moments to count from any time of one on, so that at least `duration` is over: 0 for no time.
     pub fn moments(self, duration: Duration) -> u32 {
-        let jiffies = (duration.as_nanos() * u128::from(self.hz)).div_ceil(1_000_000_000);
-        let whole = (jiffies << 3).div_ceil(1 << self.shift);
+        let whole = (self.jiffies(duration) << 3).div_ceil(1 << self.shift);
         let more = u128::from(whole != 0);
         u32::try_from(whole + more).unwrap_or(u32::MAX)
     }

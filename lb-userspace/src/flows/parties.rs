@@ -14,6 +14,7 @@ use lb_common::{
         limit::patience,
         party::{self, ANY, Members, NO_ROOM, PARTIES},
         seats::{party_of, ports_there},
+        tag,
     },
 };
 use lb_datapath::{Loaded, bpf::MappedArray};
@@ -92,21 +93,25 @@ impl Parties {
     /// The party of a flow by its client's direction, and how many connections it may have; `None` if
     /// it is not counted.
     pub fn of<A: Address>(&self, forward: &Flow<A>, secret: [u64; 2]) -> Option<(u64, u32)> {
-        let schema = forward.taker().schema();
-        if schema == 0 || schema >= self.schemas.len() {
-            return None;
-        }
-        let rule = self.schemas.read(schema).rule;
+        let rule = self.schema_of(forward)?.rule;
         let party = party_of(forward, rule, secret);
         (party != 0).then_some((party, rule.most))
     }
 
-    /// For how many ticks the seats of a flow linger after its end, by its client's direction.
+    /// The schema that has taken a flow, by its client's direction.
+    fn schema_of<A>(&self, forward: &Flow<A>) -> Option<FlowSchema> {
+        let schema = forward.taker().schema();
+        (schema != 0 && schema < self.schemas.len()).then(|| self.schemas.read(schema))
+    }
+
+    /// For how many ticks the seats of a flow linger after its end, by its client's direction. Those of one that
+    /// has not proved itself do not.
     pub fn linger<A>(&self, forward: &Flow<A>) -> u32 {
-        match forward.taker().schema() {
-            0 => 0,
-            schema if schema >= self.schemas.len() => 0,
-            schema => self.schemas.read(schema).seats.linger().div_ceil(8),
+        match tag::state(forward.tag) == tag::HALF {
+            true => 0,
+            false => self
+                .schema_of(forward)
+                .map_or(0, |schema| schema.seats.linger().div_ceil(8)),
         }
     }
 
@@ -118,10 +123,9 @@ impl Parties {
     /// Index of the queue that is charged for a flow of a party, by its client's direction, if there is
     /// one.
     pub fn queue_of<A: Address>(&self, forward: &Flow<A>, party: u64) -> Option<u32> {
-        let taker = forward.taker();
-        let level = self.schemas.read(taker.schema()).seats.level();
-        let ports = ports_there(forward);
-        self.queues.charged(level, party, taker.card(), ports)
+        let level = self.schema_of(forward)?.seats.level();
+        let (card, ports) = (forward.taker().card(), ports_there(forward));
+        self.queues.charged(level, party, card, ports)
     }
 
     /// Counts the party of a flow less whose client's direction this is, or was, and its queue is charged

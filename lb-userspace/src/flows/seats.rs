@@ -164,9 +164,11 @@ impl SeatTable {
 
     /// Gives back the seats of levels that have lingered for long enough.
     pub fn collect(&self) {
-        let some = |level: &u32| self.lingering(*level) != 0;
-        let lingering: Vec<u32> = (0..self.lingering.len()).filter(some).collect();
-        if lingering.is_empty() {
+        let levels = 0..self.lingering.len();
+        let mut lingering = levels
+            .filter(|level| self.lingering(*level) != 0)
+            .peekable();
+        if lingering.peek().is_none() {
             return;
         }
         // Without the clock, programs do it when a level is full.

@@ -243,8 +243,8 @@ impl Steps<Ip4> for Cpu {
         queue::charge(self, place, party, ports, is_over);
     }
 
-    fn linger(&self, _place: Place, _schema: u32) -> bool {
-        false
+    fn linger(&self, place: Place, _schema: u32) -> Place {
+        place
     }
 
     fn find_index(&self, tuple: &Tuple<Ip4>) -> u64 {

@@ -8,7 +8,7 @@ use lb_common::{
 };
 use lb_packet::{
     TCP,
-    tcp_flag::{RST, SYN},
+    tcp_flag::{ACK, RST, SYN},
 };
 use node_lb::{config::AdmissionMode::Enforce, memory::ProgrammedTables};
 
@@ -75,6 +75,19 @@ fn an_endpoints_reset_ends_a_connection_as_well() {
         talk.send(Side::Endpoint, RST, b"");
         assert_eq!(talk.stage(), Some(Stage::Closed));
         assert_eq!(counted(&scene, &tables), (3, 3));
+    }
+}
+
+/// Whoever forges clients could fill the level otherwise.
+#[test]
+fn a_connection_that_was_never_made_leaves_nothing_behind() {
+    for scene in tcp() {
+        let tables = node(&scene);
+        let mut talk = Conversation::new(&scene, &tables, 1);
+        talk.send(Side::Client, SYN, b"");
+        assert_eq!(counted(&scene, &tables), (3, 0));
+        talk.send(Side::Endpoint, RST | ACK, b"");
+        assert_eq!(counted(&scene, &tables), (0, 0));
     }
 }
 

@@ -4,11 +4,16 @@
 use std::{thread, time::Duration};
 
 use anyhow::Result;
-use lb_tests::{Family, Load, Request, traffic::allow_many_files};
+use lb_tests::{
+    Family, Load, Request,
+    attack::{Flood, FloodKind},
+    traffic::allow_many_files,
+};
 
 use super::{
-    levels::{NOISY, QUIET, Tenants, tenant},
-    support::{Findings, attack_time},
+    levels::{NOISY, QUIET, Tenants, tenant, with_field},
+    support::{FLOOD, Findings, attack_time},
+    waiting::with_queues,
     wide::note_empty,
 };
 
@@ -20,14 +25,9 @@ const LINGER: Duration = Duration::from_millis(500);
 const COARSE: Duration = Duration::from_millis(40);
 
 /// A tenant whose clients come back at once, whether they were let in or refused.
-fn churn_is_damped(family: Family, limited: &str, xdp: &str) -> Result<()> {
+fn churn_is_damped(family: Family, objects: &str, xdp: &str) -> Result<()> {
     allow_many_files()?;
-    let objects = tenant(NOISY, 10)
-        .replace("limitResponse: {type: Reject}", limited)
-        .replace(
-            "rules:",
-            &format!("linger: {}ms, rules:", LINGER.as_millis()),
-        );
+    let objects = with_field(objects, &format!("linger: {}ms", LINGER.as_millis()));
     let mut tenants = Tenants::with(&objects, SEATS, "enforce", &[xdp])?;
     let mut findings = Findings::default();
     let target = tenants.ground.outside(family, NOISY);
@@ -68,22 +68,26 @@ fn churn_is_damped(family: Family, limited: &str, xdp: &str) -> Result<()> {
     }
     tenants.ground.balanced.start_agents()?;
     note_empty(&tenants, &mut findings, "with another agent")?;
+    // Forged clients complete no handshake: their seats come back and do not linger.
+    let flood = Flood::new(FloodKind::Syn, [target]).rate(FLOOD);
+    let flood = flood.start(&tenants.ground.attacker)?;
+    thread::sleep(attack_time(Duration::from_secs(4)));
+    let level = tenants.level(NOISY)?;
+    findings.note(
+        level.lingering == 0,
+        format!("in a flood, {}: {level:?}", flood.stop()?),
+    );
+    note_empty(&tenants, &mut findings, "after a flood")?;
     findings.assert_good();
     Ok(())
 }
 
 #[test]
 fn churn_is_refused_by_xdp() -> Result<()> {
-    churn_is_damped(
-        Family::V4,
-        "limitResponse: {type: Reject}",
-        "--xdp-mode=native",
-    )
+    churn_is_damped(Family::V4, &tenant(NOISY, 10), "--xdp-mode=native")
 }
 
 #[test]
 fn churn_waits_by_tc() -> Result<()> {
-    let queue =
-        "limitResponse: {type: Queue, queuing: {queues: 8, handSize: 2, queueLengthLimit: 20}}";
-    churn_is_damped(Family::V6, queue, "--xdp-mode=off")
+    churn_is_damped(Family::V6, &with_queues(20, "BySourceIP"), "--xdp-mode=off")
 }
