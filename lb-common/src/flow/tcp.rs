@@ -9,7 +9,7 @@ use crate::{
 
 /// How far a segment's numbers may lie from those of the segment before it, either way: more than
 /// the largest window in common use.
-const REACH: u32 = 1 << 23;
+pub const REACH: u32 = 1 << 23;
 
 /// If a direction's segments have not fitted for so many ticks, they are believed: two seconds at
 /// least. By then the receiver, if it is alive, has acknowledged what it really has (RFC 9293,

@@ -86,7 +86,16 @@ impl Held {
 
     /// Sends a question, and waits for the answer.
     pub fn ask(&mut self) -> Result<Answer> {
-        let line = Ask::default().line();
+        self.ask_for(0)
+    }
+
+    /// Sends a question with so many bytes of padding, and waits for the answer, which has as many.
+    pub fn ask_for(&mut self, payload: usize) -> Result<Answer> {
+        let ask = Ask {
+            payload,
+            ..Ask::default()
+        };
+        let line = ask.line();
         self.stream
             .get_mut()
             .write_all(line.as_bytes())

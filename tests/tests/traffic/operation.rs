@@ -1,10 +1,11 @@
 //! Starting, inspecting and removing node-lb.
 
 use std::{
+    io::{BufRead as _, BufReader},
     net::SocketAddr,
     os::unix::net::UnixStream,
     path::Path,
-    process::{Command, Output},
+    process::{Command, Output, Stdio},
 };
 
 use anyhow::{Context, Result, ensure};
@@ -202,6 +203,77 @@ fn top_shows_exactly_what_the_kernel_has_counted() -> Result<()> {
 }
 
 #[test]
+fn top_shows_what_connections_carry() -> Result<()> {
+    const PIECE: usize = 60_000;
+    let ground = Ground::new()?;
+    let (lab, web) = (ground.lab(), Vips(1));
+    let node = lab.node(1);
+    ground.publish(
+        web,
+        |service| service,
+        [Endpoint::ready(lab.pod("pod-2-1"))],
+    )?;
+    ground.settle()?;
+    for family in Family::BOTH {
+        let mut held = Held::open(lab.client(), web.at(Frontend::NodePort, family, node))?;
+        let mut child = top_of(node, &["--interval", "500ms"])?
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let printed = child.stdout.take().context("a pipe")?;
+        let mut frames = BufReader::new(printed).lines();
+        let name = format!("/{}:lines", web.name());
+        // What the Service's TCP and UDP ports have carried in the next interval.
+        let mut carried = || -> Result<[Option<f64>; 4]> {
+            let frame: Value = serde_json::from_str(&frames.next().context("more lines")??)?;
+            let bytes = |port: &str, direction: &str| {
+                let mut ports = frame["servicePorts"].as_array()?.iter();
+                let port = ports.find(|of| {
+                    let service_port = of["servicePort"].as_str();
+                    of["protocol"] == port && service_port.is_some_and(|it| it.ends_with(&name))
+                })?;
+                Some(port["perSecond"][direction].as_f64()? * frame["seconds"].as_f64()?)
+            };
+            Ok([
+                bytes("TCP", "bytesFromClients"),
+                bytes("TCP", "bytesToClients"),
+                bytes("UDP", "bytesFromClients"),
+                bytes("UDP", "bytesToClients"),
+            ])
+        };
+        let first = carried()?;
+        let before = held.numbers()?;
+        for _ in 0..40 {
+            held.ask_for(PIECE)?;
+        }
+        let after = held.numbers()?;
+        let mut sums = [0.0; 2];
+        let mut silent = 0;
+        while silent < 2 {
+            let [from_clients, to_clients, udp @ ..] = carried()?;
+            ensure!(udp == [None; 2], "datagrams have no numbers: {udp:?}");
+            let now = [from_clients, to_clients].map(|bytes| bytes.unwrap_or(f64::NAN));
+            sums = [sums[0] + now[0], sums[1] + now[1]];
+            silent = if now == [0.0; 2] { silent + 1 } else { 0 };
+            ensure!(sums[0].is_finite(), "{now:?} of an open connection");
+        }
+        child.kill()?;
+        child.wait()?;
+        assert_eq!(first[..2], [Some(0.0); 2], "{family:?}: nothing was sent");
+        let truth = [
+            after.to_send.wrapping_sub(before.to_send),
+            after.to_receive.wrapping_sub(before.to_receive),
+        ];
+        assert!(truth[0] as usize > 40 * PIECE, "{truth:?}");
+        for (sum, truth) in sums.into_iter().zip(truth) {
+            // The agent's readings, which say how long an interval is, are not those of the flow tables.
+            let error = (sum / f64::from(truth) - 1.0).abs();
+            assert!(error < 0.1, "{family:?}: {sum} instead of {truth}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
 fn the_agent_explains_as_the_command_does() -> Result<()> {
     let ground = Ground::new()?;
     let (lab, web, empty) = (ground.lab(), Vips(1), Vips(2));
@@ -276,22 +348,23 @@ fn ask(node: &Node, path: &str) -> Result<Value> {
 
 /// The service ports in what `node-lb top` prints for scripts.
 fn top(node: &Node) -> Result<Vec<PortTraffic>> {
-    let printed = output(
-        node.command(balanced::node_lb()?)?
-            .args([
-                "top",
-                "--once",
-                "--interval",
-                "200ms",
-                "-o",
-                "json",
-                "--socket",
-            ])
-            .arg(balanced::socket(node)),
-    )?;
+    let printed = output(&mut top_of(node, &["--once", "--interval", "200ms"])?)?;
     ensure!(printed.status.success(), "{}", stderr(&printed));
     let mut object: Value = serde_json::from_slice(&printed.stdout)?;
     Ok(serde_json::from_value(object["servicePorts"].take())?)
+}
+
+/// `node-lb top` on a node, for scripts.
+fn top_of(node: &Node, arguments: &[&str]) -> Result<Command> {
+    let mut command = node.command(balanced::node_lb()?)?;
+    command
+        .args(["top", "-o", "json"])
+        .args(arguments)
+        .arg("--socket")
+        .arg(balanced::socket(node))
+        .arg("--bpf-root")
+        .arg(&node.pin_root);
+    Ok(command)
 }
 
 /// The same service port with the numbers that the maps in a directory have.

@@ -95,6 +95,7 @@ impl App {
     /// Takes over what the agent has answered.
     pub fn answered(&mut self, frame: Frame, at: Instant) {
         self.known.frame = frame;
+        self.known.join();
         self.answered = Some(at);
         self.failure = None;
     }
@@ -114,6 +115,7 @@ impl App {
         match count {
             Ok(count) => {
                 self.known.count = Some(count);
+                self.known.join();
                 self.uncounted = None;
             }
             Err(why) => self.uncounted = Some(why),
@@ -170,9 +172,11 @@ impl App {
         self.answered.is_none() || !is_known || is_counting
     }
 
-    /// Whether the view on the screen shows flows, and they have not been counted yet.
+    /// Whether the view on the screen waits for flows that have not been counted yet.
     pub fn is_counting(&self) -> bool {
-        let asks = self.open().view.asks(&self.shown().frame);
+        let view = &self.open().view;
+        let asks = view.asks(&self.shown().frame);
+        let asks = asks.filter(|_| !view.does_without_flows());
         let count = self.shown().count.as_ref();
         asks.is_some() && count.and_then(|count| count.ask.as_ref()) != asks.as_ref()
     }

@@ -15,6 +15,7 @@ use lb_common::{
     flow::{Flow, Stage, flow_flag, tag},
 };
 
+use super::bytes::{Bytes, Marks};
 use crate::{
     cli::flows::pinned,
     flows::{Connection, Records, socket_addr},
@@ -33,9 +34,22 @@ pub struct Ask {
     pub by: By,
 }
 
+impl Ask {
+    /// All flows, by service.
+    pub fn services() -> Self {
+        Self {
+            services: None,
+            endpoint: None,
+            by: By::Service,
+        }
+    }
+}
+
 /// What flows are counted by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum By {
+    /// By their service's number in the maps.
+    Service,
     Endpoint,
     Source,
 }
@@ -43,6 +57,7 @@ pub enum By {
 /// What flows have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Whose {
+    Service(u32),
     Endpoint(SocketAddr),
     Source(IpAddr),
 }
@@ -57,6 +72,8 @@ pub struct Crowd {
     pub source_nat: u64,
     /// The service that they are of; `None` if they are of several.
     pub service: Option<u32>,
+    /// What those of them have carried that the count before has seen, too; `None` if there are none.
+    pub bytes: Option<Bytes>,
 }
 
 /// What a pass over the tables has found.
@@ -72,35 +89,74 @@ pub struct Count {
     pub snat_ports: u32,
     /// How long it took.
     pub took: Duration,
+    /// The time in which flows have carried their bytes: since the count before, if it asked for the same.
+    pub span: Option<Duration>,
 }
 
-impl Count {
+/// Counts flows again and again.
+#[derive(Debug, Default)]
+pub struct Counter {
+    /// What was asked for last, and when.
+    last: Option<(Ask, Instant)>,
+    v4: Marks,
+    v6: Marks,
+}
+
+impl Counter {
     /// Counts the flows in the tables that are pinned below `root`. Takes time.
     ///
     /// # Errors
     ///
     /// If they are not there, or cannot be read.
-    pub fn take(root: &Path, ask: Ask) -> anyhow::Result<Self> {
+    pub fn count(&mut self, root: &Path, ask: &Ask) -> anyhow::Result<Count> {
         let began = Instant::now();
-        let mut count = Self {
+        let last = self.last.take().filter(|(asked, _)| asked == ask);
+        if last.is_none() {
+            // Of other flows, only some may have been seen.
+            (self.v4, self.v6) = Default::default();
+        }
+        let mut count = Count {
+            ask: Some(ask.clone()),
             snat_ports: pinned::<abi::Config>(root, "CONFIG")?.read(0).snat_count,
-            ..Self::default()
+            span: last.map(|(_, at)| began.duration_since(at)),
+            ..Count::default()
         };
-        count.add(&pinned::<Flow<Ip4>>(root, "FLOWS4")?, &ask);
-        count.add(&pinned::<Flow<Ip6>>(root, "FLOWS6")?, &ask);
+        count.add(&pinned::<Flow<Ip4>>(root, "FLOWS4")?, ask, &mut self.v4);
+        count.add(&pinned::<Flow<Ip6>>(root, "FLOWS6")?, ask, &mut self.v6);
         count.keep_largest(SOURCES);
-        count.ask = Some(ask);
         count.took = began.elapsed();
+        self.last = Some((ask.clone(), began));
         Ok(count)
     }
+}
 
+impl Count {
     /// The flows of one of those that are told apart.
     pub fn of(&self, whose: Whose) -> Option<&Crowd> {
         self.crowds.get(&whose)
     }
 
-    /// Adds the flows in a table.
-    pub(super) fn add<A: Address>(&mut self, records: &impl Records<A>, ask: &Ask) {
+    /// What some of them carry per second, together: from clients, and to them. `None` if that is not known.
+    pub fn rates<'a>(&self, crowds: impl IntoIterator<Item = &'a Crowd>) -> [Option<f64>; 2] {
+        let seconds = self.span.map(|span| span.as_secs_f64());
+        let bytes = crowds
+            .into_iter()
+            .filter_map(|crowd| crowd.bytes)
+            .reduce(Bytes::and);
+        let (Some(seconds), Some(bytes)) = (seconds.filter(|seconds| *seconds > 0.0), bytes) else {
+            return [None; 2];
+        };
+        [bytes.from_clients, bytes.to_clients].map(|bytes| Some(bytes as f64 / seconds))
+    }
+
+    /// Adds the flows in a table, and marks where they are.
+    pub(super) fn add<A: Address>(
+        &mut self,
+        records: &impl Records<A>,
+        ask: &Ask,
+        marks: &mut Marks,
+    ) {
+        marks.look(records.len());
         for index in 0..records.len() {
             // Most records are free.
             if !tag::in_use(records.tag(index).load(Ordering::Relaxed)) {
@@ -123,6 +179,7 @@ impl Count {
                 continue;
             }
             let whose = match ask.by {
+                By::Service => Whose::Service(service),
                 By::Endpoint => Whose::Endpoint(endpoint),
                 By::Source => Whose::Source(socket_addr(forward.source, 0).ip()),
             };
@@ -136,6 +193,9 @@ impl Count {
             crowd.half_open += u64::from(is_half_open);
             crowd.source_nat += u64::from(forward.has(flow_flag::SOURCE_NAT));
             crowd.service = crowd.service.filter(|known| *known == service);
+            if let Some(bytes) = marks.pass(index, &connection) {
+                crowd.bytes = Some(crowd.bytes.unwrap_or_default().and(bytes));
+            }
         }
     }
 

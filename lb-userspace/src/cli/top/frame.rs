@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use serde::Serialize;
 
+use super::flows::{Count, Whose};
 use crate::{
     agent::{
         local_api::traffic::{EndpointTraffic, PortTraffic, ServiceEndpoints, Traffic},
@@ -53,6 +54,9 @@ pub struct PortRates {
     pub flow_table_full: Option<f64>,
     pub snat_ports_exhausted: Option<f64>,
     pub gave_way: Option<f64>,
+    /// What TCP connections carry that have been open at both moments; see [`super::bytes`].
+    pub bytes_from_clients: Option<f64>,
+    pub bytes_to_clients: Option<f64>,
 }
 
 /// Packets that were refused or dropped for one reason.
@@ -108,6 +112,20 @@ impl Frame {
             maps: traffic.maps.clone(),
         }
     }
+
+    /// Adds what flows have carried, which were counted by service.
+    pub fn add_bytes(&mut self, count: &Count) {
+        for Port {
+            traffic,
+            per_second,
+            ..
+        } in &mut self.service_ports
+        {
+            let ids = traffic.ids.iter();
+            let crowds = ids.filter_map(|id| count.of(Whose::Service(*id)));
+            [per_second.bytes_from_clients, per_second.bytes_to_clients] = count.rates(crowds);
+        }
+    }
 }
 
 impl PortRates {
@@ -120,6 +138,9 @@ impl PortRates {
             flow_table_full: rate(|port| port.flow_table_full),
             snat_ports_exhausted: rate(|port| port.snat_ports_exhausted),
             gave_way: rate(|port| port.gave_way),
+            // See `Frame::add_bytes`.
+            bytes_from_clients: None,
+            bytes_to_clients: None,
         }
     }
 

@@ -18,6 +18,7 @@ use crate::{
 };
 
 mod app;
+mod bytes;
 mod flows;
 mod frame;
 mod once;
@@ -29,7 +30,10 @@ mod terminal;
 mod tests;
 mod view;
 
-use self::frame::Frame;
+use self::{
+    flows::{Ask, Counter},
+    frame::Frame,
+};
 
 /// How long the agent may take to answer.
 const DEADLINE: Duration = Duration::from_secs(5);
@@ -102,6 +106,7 @@ impl Command {
     /// What the agent says, again and again. The first frame does not know what was before.
     fn frames(&self) -> impl Iterator<Item = anyhow::Result<Frame>> {
         let mut before: Option<(Instant, Traffic)> = None;
+        let (mut counter, services) = (Counter::default(), Ask::services());
         std::iter::from_fn(move || {
             if let Some((at, _)) = &before {
                 thread::sleep(self.interval.saturating_sub(at.elapsed()));
@@ -109,8 +114,12 @@ impl Command {
             let at = Instant::now();
             let traffic = traffic(&self.agent);
             Some(traffic.map(|traffic| {
-                let frame = Frame::new(&traffic, before.as_ref().map(|(_, before)| before));
+                let mut frame = Frame::new(&traffic, before.as_ref().map(|(_, before)| before));
                 before = Some((at, traffic));
+                // Who may not read the tables has all else.
+                if let Ok(count) = counter.count(&self.bpf_root.path, &services) {
+                    frame.add_bytes(&count);
+                }
                 frame
             }))
         })

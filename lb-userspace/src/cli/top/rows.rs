@@ -23,15 +23,17 @@ const SERVICES: &[Column] = &[
     column("NEW/S", 7, 0),
     column("REJ/S", 6, 1),
     column("DROP/S", 6, 2),
-    column("P50", 6, 12),
+    column("P50", 6, 14),
     column("P99", 6, 5),
+    column("IN B/S", 6, 9),
+    column("OUT B/S", 7, 8),
     column("SEATS", 9, 6),
     column("READY", 5, 4),
-    column("TERM", 4, 9),
-    column("AVOID", 5, 8),
-    column("FULL/S", 6, 10),
-    column("SNAT/S", 6, 11),
-    column("TOTAL", 10, 13),
+    column("TERM", 4, 11),
+    column("AVOID", 5, 10),
+    column("FULL/S", 6, 12),
+    column("SNAT/S", 6, 13),
+    column("TOTAL", 10, 15),
 ];
 const ENDPOINTS: &[Column] = &[
     column("ENDPOINT", 0, 0),
@@ -41,20 +43,26 @@ const ENDPOINTS: &[Column] = &[
     column("HALF", 6, 3),
     column("NEW/S", 7, 0),
     column("LATENCY", 7, 2),
-    column("FAILURES", 8, 4),
-    column("TOTAL", 10, 5),
+    column("IN B/S", 6, 5),
+    column("OUT B/S", 7, 4),
+    column("FAILURES", 8, 6),
+    column("TOTAL", 10, 7),
 ];
 const CLIENTS: &[Column] = &[
     column("CLIENT", 0, 0),
     column("OPEN", 9, 0),
     column("HALF", 9, 0),
     column("SHARE", 7, 1),
+    column("IN B/S", 6, 3),
+    column("OUT B/S", 7, 2),
 ];
 const SOURCES: &[Column] = &[
     column("SOURCE", 0, 0),
     column("OPEN", 9, 0),
     column("HALF", 9, 0),
     column("SHARE", 7, 1),
+    column("IN B/S", 6, 4),
+    column("OUT B/S", 7, 3),
     column("SERVICE PORT", 30, 2),
 ];
 const BUDGETS: &[Column] = &[
@@ -110,6 +118,8 @@ fn service(port: &Port, limit: Option<&ConnectionLimit>) -> Row {
             Cell::Rate(per_second.dropped),
             Cell::Time(latency.map(|latency| latency.p50_us)),
             Cell::Time(latency.map(|latency| latency.p99_us)),
+            Cell::Rate(per_second.bytes_from_clients),
+            Cell::Rate(per_second.bytes_to_clients),
             seats,
             Cell::Text(format!("{}/{endpoints}", traffic.ready)),
             Cell::Number(traffic.terminating as u64),
@@ -135,6 +145,8 @@ pub fn endpoints(port: &PortName, known: &Known, count: Option<&Count>) -> Table
         let crowd = count.map(|count| count.of(Whose::Endpoint(traffic.address)));
         let open = crowd.map(|crowd| crowd.map_or(0, |crowd| crowd.open));
         let half_open = crowd.map(|crowd| crowd.map_or(0, |crowd| crowd.half_open));
+        let [from_clients, to_clients] =
+            count.map_or([None; 2], |count| count.rates(crowd.flatten()));
         let state = if traffic.ready {
             "ready"
         } else {
@@ -151,6 +163,8 @@ pub fn endpoints(port: &PortName, known: &Known, count: Option<&Count>) -> Table
                 Cell::Known(half_open),
                 Cell::Rate(endpoint.connections_per_second),
                 Cell::Time(traffic.latency_us),
+                Cell::Rate(from_clients),
+                Cell::Rate(to_clients),
                 Cell::Number(traffic.failures.into()),
                 Cell::Number(traffic.connections),
             ],
@@ -182,8 +196,10 @@ fn crowds(columns: &'static [Column], frame: &Frame, count: Option<&Count>) -> T
         })
         .collect();
     let all = count.map_or(0, |count| count.flows);
-    let crowds = count.into_iter().flat_map(|count| &count.crowds);
-    let rows = crowds.filter_map(|(whose, crowd)| {
+    let crowds = count
+        .into_iter()
+        .flat_map(|count| count.crowds.iter().map(move |crowd| (count, crowd)));
+    let rows = crowds.filter_map(|(count, (whose, crowd))| {
         let Whose::Source(source) = whose else {
             return None;
         };
@@ -191,11 +207,14 @@ fn crowds(columns: &'static [Column], frame: &Frame, count: Option<&Count>) -> T
             Some(id) => names.get(&id).map_or("-", |name| name),
             None => "several",
         };
+        let [from_clients, to_clients] = count.rates([crowd]);
         let mut cells = vec![
             Cell::Text(source.to_string()),
             Cell::Number(crowd.open),
             Cell::Number(crowd.half_open),
             Cell::Percent(crowd.open as f64 / all.max(1) as f64),
+            Cell::Rate(from_clients),
+            Cell::Rate(to_clients),
             Cell::Text(service.to_owned()),
         ];
         cells.truncate(columns.len());
@@ -279,7 +298,7 @@ fn source_nat(count: &Count) -> Vec<Row> {
             let name = format!("source NAT to {endpoint}");
             Some(budget(name, used, count.snat_ports.into(), 0))
         }
-        Whose::Source(_) => None,
+        Whose::Service(_) | Whose::Source(_) => None,
     });
     rows.collect()
 }

@@ -14,7 +14,7 @@ use ratatui::crossterm::event::{self, Event};
 use super::{
     app::{App, Asked, Wants},
     endpoints,
-    flows::{Ask, Count},
+    flows::{Ask, Count, Counter},
     frame::{self, Endpoint, Frame},
     screen, traffic,
 };
@@ -33,7 +33,7 @@ enum News {
     Terminal(Event),
     /// The terminal cannot be read any more, or a signal asks to end.
     End,
-    Answered(Frame),
+    Answered(Box<Frame>),
     /// Of a Service, `namespace/name`.
     Endpoints(String, Vec<Endpoint>),
     NotAnswered(String),
@@ -100,7 +100,7 @@ fn show(
             }
             Ok(News::Terminal(_)) | Err(RecvTimeoutError::Timeout) => {}
             Ok(News::End) | Err(RecvTimeoutError::Disconnected) => return Ok(()),
-            Ok(News::Answered(frame)) => app.answered(frame, Instant::now()),
+            Ok(News::Answered(frame)) => app.answered(*frame, Instant::now()),
             Ok(News::Endpoints(service, endpoints)) => app.looked(service, endpoints),
             Ok(News::NotAnswered(why)) => app.not_answered(why),
             Ok(News::Counted(found)) => app.counted(found),
@@ -144,7 +144,7 @@ fn sample(
             Ok(traffic) => {
                 let frame = Frame::new(&traffic, before.as_ref());
                 before = Some(traffic);
-                News::Answered(frame)
+                News::Answered(Box::new(frame))
             }
             Err(error) => News::NotAnswered(format!("{error:#}")),
         };
@@ -198,6 +198,7 @@ fn count_flows(
     tell: &Sender<News>,
 ) {
     let mut ask: Option<Ask> = None;
+    let mut counter = Counter::default();
     let mut next = Instant::now();
     loop {
         let asked = match &ask {
@@ -210,7 +211,7 @@ fn count_flows(
             Err(RecvTimeoutError::Disconnected) => return,
         }
         let Some(ask) = &ask else { continue };
-        let count = Count::take(root, ask.clone());
+        let count = counter.count(root, ask);
         let took = count.as_ref().map_or(Duration::ZERO, |count| count.took);
         next = Instant::now() + interval.max(took * SHARE);
         let count = count.map_err(|error| format!("{error:#}"));

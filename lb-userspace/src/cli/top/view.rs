@@ -72,6 +72,16 @@ pub struct Known {
     pub count: Option<Count>,
 }
 
+impl Known {
+    /// Has service ports say what their flows carry, if these were counted by service.
+    pub fn join(&mut self) {
+        let by_service = |count: &&Count| count.ask == Some(Ask::services());
+        if let Some(count) = self.count.as_ref().filter(by_service) {
+            self.frame.add_bytes(count);
+        }
+    }
+}
+
 impl View {
     /// Its name, and what it is of.
     pub fn title(&self) -> String {
@@ -112,7 +122,8 @@ impl View {
             Some(port.map_or_else(Vec::new, |port| port.traffic.ids.clone()))
         };
         match self {
-            Self::Services | Self::Reasons => None,
+            Self::Reasons => None,
+            Self::Services => Some(Ask::services()),
             Self::Endpoints(port) => Some(Ask {
                 services: of(port),
                 endpoint: None,
@@ -134,6 +145,11 @@ impl View {
                 by: By::Endpoint,
             }),
         }
+    }
+
+    /// Whether it has more than the flows that are counted for it, and is worth showing without them.
+    pub fn does_without_flows(&self) -> bool {
+        *self == Self::Services
     }
 
     /// The Service whose endpoints have to be known for it.

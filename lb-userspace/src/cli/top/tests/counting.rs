@@ -1,6 +1,9 @@
 //! Flows, counted by what they have in common.
 
-use super::flows::{Ask, By, Count, Crowd, Whose};
+use super::{
+    carried::Marks,
+    flows::{Ask, By, Count, Crowd, Whose},
+};
 use crate::cli::flows::tests::ThreeRecords;
 
 fn counted(services: Option<Vec<u32>>, endpoint: Option<&str>, by: By) -> Vec<(Whose, Crowd)> {
@@ -10,22 +13,24 @@ fn counted(services: Option<Vec<u32>>, endpoint: Option<&str>, by: By) -> Vec<(W
         by,
     };
     let mut count = Count::default();
-    count.add(&ThreeRecords::new(), &ask);
+    count.add(&ThreeRecords::new(), &ask, &mut Marks::default());
     count.crowds.into_iter().collect()
 }
 
 #[test]
-fn a_flow_is_counted_once_by_its_source_or_its_endpoint() {
+fn a_flow_is_counted_once_by_whom_it_has_in_common() {
     let one = Crowd {
         open: 1,
         half_open: 0,
         source_nat: 1,
         service: Some(3),
+        bytes: None,
     };
     let source = Whose::Source("192.0.2.7".parse().unwrap());
     assert_eq!(counted(None, None, By::Source), [(source, one)]);
     let endpoint = Whose::Endpoint("10.0.1.5:8080".parse().unwrap());
     assert_eq!(counted(None, None, By::Endpoint), [(endpoint, one)]);
+    assert_eq!(counted(None, None, By::Service), [(Whose::Service(3), one)]);
 }
 
 #[test]

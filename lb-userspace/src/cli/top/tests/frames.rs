@@ -101,7 +101,7 @@ fn text_has_the_busiest_service_first_and_only_reasons_that_occurred() {
     assert_eq!(lines[0], "Node: node-1");
     assert_eq!(
         lines[3],
-        "shop/web:http     TCP    150   1     200.0  50.0   25.0    -    -    -      2/3    1     0      0.0     0.0     300"
+        "shop/web:http     TCP    150   1     200.0  50.0   25.0    -    -    -       -        -      2/3    1     0      0.0     0.0     300"
     );
     assert!(lines[4].starts_with("shop/cart:http"), "{text}");
     assert!(lines[4].contains(" 7/10 "), "{text}");

@@ -48,6 +48,7 @@ pub fn with_flows(app: &mut App) {
     let ask = app.wants().flows.expect("the view shows flows");
     let crowds: &[(Whose, u64)] = match ask.by {
         By::Endpoint => &[(Whose::Endpoint("10.1.0.1:8080".parse().unwrap()), 3)],
+        By::Service => &[],
         By::Source => &[
             (Whose::Source("192.0.2.1".parse().unwrap()), 1),
             (Whose::Source("192.0.2.2".parse().unwrap()), 2),
@@ -58,6 +59,7 @@ pub fn with_flows(app: &mut App) {
         half_open: 1,
         source_nat: open,
         service: Some(3),
+        bytes: None,
     };
     let mut count = Count {
         crowds: crowds
@@ -148,7 +150,8 @@ fn keys_lead_into_a_service_an_endpoint_and_back() {
     assert!(matches!(app.open().view, View::Endpoints(_)));
     press(&mut app, &[KeyCode::Backspace, KeyCode::Esc]);
     assert_eq!(app.open().view, View::Services);
-    assert_eq!(app.wants().flows, None);
+    assert_eq!(app.wants().flows, Some(Ask::services()));
+    assert!(!app.is_counting(), "it is there without them");
 }
 
 #[test]
@@ -157,7 +160,7 @@ fn sources_budgets_and_reasons_are_a_key_away_and_so_is_the_way_back() {
     type_text(&mut app, "s");
     with_flows(&mut app);
     assert_eq!(names(&app), ["192.0.2.2", "192.0.2.1"]);
-    assert_eq!(app.table().rows[0].cells[4].text(), "shop/web:http");
+    assert_eq!(app.table().rows[0].cells[6].text(), "shop/web:http");
     type_text(&mut app, "b");
     with_flows(&mut app);
     let budgets = names(&app);

@@ -1,11 +1,12 @@
 use std::collections::BTreeMap;
 
-use super::{flows, frame, screen, table, view};
+use super::{bytes as carried, flows, frame, screen, table, view};
 use crate::agent::{
     local_api::traffic::{EndpointTraffic, PortTraffic, ServiceEndpoints, Traffic},
     status::{ConnectionLimit, FlowTable, Map},
 };
 
+mod bytes;
 mod counting;
 mod frames;
 mod keys;
@@ -60,6 +61,7 @@ fn traffic(at_ms: u64, connections: u64) -> Traffic {
             flows: 10,
             records: 1000,
             occupied: 500,
+            ..FlowTable::default()
         })),
         maps: vec![Map {
             name: "FRONTENDS4".to_owned(),

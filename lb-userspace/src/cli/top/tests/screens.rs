@@ -5,6 +5,8 @@ use std::time::{Duration, Instant};
 use ratatui::{Terminal, backend::TestBackend, crossterm::event::KeyCode};
 
 use super::{
+    carried::Bytes,
+    flows::{Ask, Count, Crowd, Whose},
     frame::Frame,
     keys::{app, press, type_text, with_flows},
     screen, traffic,
@@ -160,6 +162,45 @@ fn endpoints_show_their_state_and_flows_once_they_are_counted() {
     assert!(found[4].contains(" terminating avoided "), "{found:?}");
     app.counted(Err("there is no FLOWS4".to_owned()));
     assert!(usual(&mut app)[1].ends_with("flows cannot be counted: there is no FLOWS4"));
+}
+
+#[test]
+fn service_ports_and_clients_show_what_they_carry() {
+    let mut app = app();
+    let count = |ask, whose| Count {
+        ask: Some(ask),
+        span: Some(Duration::from_secs(2)),
+        crowds: [(
+            whose,
+            Crowd {
+                open: 1,
+                bytes: Some(Bytes {
+                    from_clients: 246_000,
+                    to_clients: 4_000_000,
+                }),
+                ..Crowd::default()
+            },
+        )]
+        .into(),
+        ..Count::default()
+    };
+    app.counted(Ok(count(Ask::services(), Whose::Service(3))));
+    // It stays until flows are counted again.
+    let later = Frame::new(&traffic(3000, 500), Some(&traffic(2000, 300)));
+    app.answered(later, Instant::now());
+    let found = lines(&mut app, 160, 24, Duration::ZERO);
+    assert!(found[2].contains(" IN B/S OUT B/S "), "{found:?}");
+    assert!(found[3].starts_with("shop/web:http"), "{found:?}");
+    assert!(found[3].contains("   123k    2.0M "), "{found:?}");
+    assert!(found[4].contains("      -       - "), "{found:?}");
+
+    type_text(&mut app, "s");
+    let source = Whose::Source("192.0.2.1".parse().unwrap());
+    let ask = app.wants().flows.expect("the view shows flows");
+    app.counted(Ok(count(ask, source)));
+    let found = lines(&mut app, 160, 24, Duration::ZERO);
+    assert!(found[3].starts_with("192.0.2.1"), "{found:?}");
+    assert!(found[3].contains("   123k    2.0M "), "{found:?}");
 }
 
 #[test]
