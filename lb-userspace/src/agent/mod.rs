@@ -309,7 +309,7 @@ impl Agent {
             unserved: None,
             unpinned: None,
             pods_seen: 0,
-            verification: Verification::default(),
+            verification: Verification::new(config.verification_interval),
             proof: Proof::new(config.test_packet_interval),
             silent_nodes: Vec::new(),
             in_sync_since: None,

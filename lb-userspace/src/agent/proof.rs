@@ -264,6 +264,7 @@ impl Agent {
             self.proof.next = Some(Instant::now() + took * SHARE);
         } else {
             self.proof.end_round(SystemTime::now());
+            self.metrics.test_packets.rounds.inc();
             set_to_now(&self.metrics.test_packets.last_round);
             self.report_data_plane();
         }

@@ -20,14 +20,14 @@ use crate::{
 const SHARE: u32 = 100;
 /// Work of the agent's loop at a time, so that a change never waits for long.
 const PIECE: Duration = Duration::from_millis(1);
-/// Time from the beginning of one round to that of the next one, at least.
-const PERIOD: Duration = Duration::from_secs(5);
 /// The plans of one Service in so many are made anew in a round: that takes longer than all else.
 const PLANS: usize = 16;
 
 /// Where the comparison stands.
 #[derive(Default)]
 pub struct Verification {
+    /// Time from the beginning of one round to that of the next one, at least; zero: there are none.
+    interval: Duration,
     round: Option<Round>,
     /// When to go on; never before the first state is in the maps.
     next: Option<Instant>,
@@ -60,6 +60,15 @@ enum Piece {
 }
 
 impl Verification {
+    /// `interval` is the time from the beginning of one round to that of the next one, at least; zero: nothing is
+    /// compared.
+    pub fn new(interval: Duration) -> Self {
+        Self {
+            interval,
+            ..Self::default()
+        }
+    }
+
     /// When to call [`Agent::verify_some`].
     pub fn next(&self) -> Option<Instant> {
         self.next
@@ -67,7 +76,9 @@ impl Verification {
 
     /// To be called when the first state is in the maps.
     pub fn begin(&mut self) {
-        self.next = Some(Instant::now() + PERIOD);
+        if !self.interval.is_zero() {
+            self.next = Some(Instant::now() + self.interval);
+        }
     }
 
     /// What `status` says.
@@ -130,7 +141,7 @@ impl Agent {
         round.worked += worked;
         let next = Instant::now() + worked * SHARE;
         self.verification.next = Some(match is_over {
-            true => next.max(round.began + PERIOD),
+            true => next.max(round.began + self.verification.interval),
             false => next,
         });
         match is_over {
@@ -224,6 +235,7 @@ impl Agent {
         let metrics = &self.metrics.verification;
         metrics.records.inc_by(findings.records);
         metrics.differences.inc_by(findings.differences);
+        metrics.rounds.inc();
         set_to_now(&metrics.last_round);
         report(findings);
 

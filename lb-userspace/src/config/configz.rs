@@ -51,6 +51,7 @@ impl Config {
             "metrics-bind-address": self.metrics_bind_address.to_string(),
             "status-page-bind-address": self.status_page_bind_address.map(|address| address.to_string()),
             "service-metrics": self.service_metrics.to_string(),
+            "verification-interval": duration(self.verification_interval),
             "test-packet-interval": duration(self.test_packet_interval),
             "socket": self.socket,
             "take-over": self.take_over,

@@ -187,6 +187,11 @@ pub struct Flags {
     #[arg(long, value_name = "all|off|NUMBER", default_value_t)]
     pub service_metrics: ServiceSeries,
 
+    /// How often the agent compares the maps, the attached programs and some plans with what they should
+    /// be, and puts right what differs; less often where that would take a hundredth of its time. 0: never
+    #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "5s")]
+    pub verification_interval: Duration,
+
     /// How long the agent rests each time that its programs have shown, with test packets to every
     /// address of every Service, that they do what the Services ask for; 0: there are no test packets
     #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "1m")]

@@ -61,6 +61,8 @@ pub struct Config {
     /// Where the status page is served, besides the socket.
     pub status_page_bind_address: Option<SocketAddr>,
     pub service_metrics: ServiceSeries,
+    /// From the beginning of one comparison of the data plane to that of the next one; zero: there are none.
+    pub verification_interval: Duration,
     /// Between rounds of test packets; zero: there are none.
     pub test_packet_interval: Duration,
     /// Where the agent listens for local commands.
@@ -271,6 +273,7 @@ impl TryFrom<Flags> for Config {
             healthz_bind_address: flags.healthz_bind_address,
             metrics_bind_address: flags.metrics_bind_address,
             status_page_bind_address: flags.status_page_bind_address,
+            verification_interval: flags.verification_interval,
             test_packet_interval: flags.test_packet_interval,
             service_metrics: flags.service_metrics,
             socket: flags.socket,

@@ -11,6 +11,8 @@ pub struct VerificationMetrics {
     pub records: IntCounter,
     /// Differences found and put right.
     pub differences: IntCounter,
+    /// How often everything has been compared.
+    pub rounds: IntCounter,
     /// When everything was last compared once.
     pub last_round: Gauge,
 }
@@ -25,6 +27,10 @@ impl VerificationMetrics {
             differences: register.counter(
                 "node_lb_verification_differences_total",
                 "Records that were not as they had been written, and were put right.",
+            ),
+            rounds: register.counter(
+                "node_lb_verification_rounds_total",
+                "How often the whole data plane was compared with what it should be.",
             ),
             last_round: register.add(Gauge::new(
                 "node_lb_verification_last_round_timestamp_seconds",
@@ -41,6 +47,8 @@ pub struct TestPacketMetrics {
     pub packets: IntCounter,
     /// Those with which they did something else than Services ask for, twice in a row.
     pub differences: IntCounter,
+    /// How often there have been some to every Service.
+    pub rounds: IntCounter,
     /// When there had last been some to every Service.
     pub last_round: Gauge,
 }
@@ -55,6 +63,10 @@ impl TestPacketMetrics {
             differences: register.counter(
                 "node_lb_test_packet_differences_total",
                 "Test packets with which programs did something else than Services ask for.",
+            ),
+            rounds: register.counter(
+                "node_lb_test_packet_rounds_total",
+                "How often there were test packets to every address of every Service.",
             ),
             last_round: register.add(Gauge::new(
                 "node_lb_test_packets_last_round_timestamp_seconds",
