@@ -38,6 +38,7 @@ sections! {
     NotProgrammed = "alerts.md#nodelbservicesnotprogrammed",
     MapFull = "alerts.md#nodelbmapnearlyfull",
     FlowTableFull = "alerts.md#nodelbflowtablenearlyfull",
+    ServicePortFills = "alerts.md#nodelbserviceportfillsflowtable",
     EndpointsFail = "alerts.md#nodelbendpointsfail",
     HalfOpenFlood = "alerts.md#nodelbhalfopenflood",
     ConnectionLimit = "alerts.md#nodelbconnectionlimitreached",

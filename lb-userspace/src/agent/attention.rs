@@ -188,22 +188,41 @@ fn maps(status: &Status) -> Vec<Finding> {
     })
 }
 
-/// Flow tables that are full, or soon will be.
+/// Flow tables that are full, or soon will be, and service ports that soon have all that one may have.
 fn flows(status: &Status) -> Vec<Finding> {
-    let tables = status.flows.iter().flatten();
-    let full = tables.filter(|table| {
+    let tables = || status.flows.iter().flatten();
+    let full = tables().filter(|table| {
         u64::from(table.occupied) * 100 >= u64::from(table.records) * NEARLY_FULL
             && table.records > 0
     });
     let full: Vec<_> = full.collect();
-    some(&full, |table| {
+    let busy = tables().filter_map(|table| {
+        let busiest = table.busiest.as_ref()?;
+        (busiest.flows * 100 >= table.flows_of_one * NEARLY_FULL).then_some((table, busiest))
+    });
+    let busy: Vec<_> = busy.collect();
+    let mut findings = some(&full, |table| {
         let found = format!(
             "{} of {} records of the {} flow table are in use; new connections are dropped when none is free",
             table.occupied, table.records, table.family
         );
         let remedy = "`node-lb flows` shows which Services fill it; set a larger --flow-table-size";
         Finding::warning("Flows", found, remedy).see(Section::FlowTableFull)
-    })
+    });
+    findings.extend(some(&busy, |(table, busiest)| {
+        let found = format!(
+            "{} {} has {} of the {} flows that one service port may have in the {} flow table; then its new connections \
+             are dropped",
+            busiest.service_port,
+            busiest.protocol,
+            busiest.flows,
+            table.flows_of_one,
+            table.family
+        );
+        let remedy = "`node-lb top` shows its clients; limit them, or set a larger --flow-table-size";
+        Finding::warning("Flows", found, remedy).see(Section::ServicePortFills)
+    }));
+    findings
 }
 
 /// Endpoints that do not serve.

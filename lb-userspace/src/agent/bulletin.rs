@@ -16,7 +16,7 @@ use super::{
     history::Numbers,
     local_api::traffic::{ServiceEndpoints, Traffic},
     progress::Progress,
-    status::{self, FlowTable, Status},
+    status::{self, Busiest, FlowTable, Status},
     traffic::{endpoints, ports, traffic},
 };
 use crate::{
@@ -58,7 +58,8 @@ pub struct Published {
 }
 
 impl Published {
-    /// How full both flow tables are; none before the first pass.
+    /// How full both flow tables are; none before the first pass. Reads no counters, so it does not know of the
+    /// busiest service ports.
     fn flow_tables(&self) -> Vec<FlowTableFill> {
         let Some(stats) = self.flows.as_deref() else {
             return Vec::new();
@@ -68,6 +69,8 @@ impl Published {
             family,
             flows: table.flows.total(),
             room: u64::from(table.records / 2),
+            busiest: 0,
+            flows_of_one: table.flows_of_one(),
         });
         fill.into()
     }
@@ -116,7 +119,18 @@ impl Bulletin {
         let published = self.renewed();
         let traffic = traffic(&self.roster);
         let syncing = self.progress.syncing();
+        let mut flows = published.status.flows.clone();
+        let families = [IpFamily::V4, IpFamily::V6];
+        for (table, family) in flows.iter_mut().flatten().zip(families) {
+            let busiest = self.roster.busiest(family);
+            table.busiest = busiest.map(|(key, flows)| Busiest {
+                service_port: key.name.to_string(),
+                protocol: key.name.protocol.to_string(),
+                flows,
+            });
+        }
         Status {
+            flows,
             age_ms: published.at.elapsed().as_millis() as u64,
             syncing: syncing.map(Into::into),
             services: self.catalog.services(),
@@ -135,6 +149,11 @@ impl Bulletin {
     pub fn sample(&self, series: ServiceSeries) -> Sample {
         let published = self.published();
         let syncing = self.progress.syncing();
+        let mut flow_tables = published.flow_tables();
+        for table in &mut flow_tables {
+            let busiest = self.roster.busiest(table.family);
+            table.busiest = busiest.map_or(0, |(_, flows)| flows);
+        }
         Sample {
             packets: Vec::new(),
             services: match series {
@@ -151,7 +170,7 @@ impl Bulletin {
             limits_corrected: self.connections.corrected(),
             devices: published.devices.clone(),
             maps: published.maps.clone(),
-            flow_tables: published.flow_tables(),
+            flow_tables,
             sync_running: syncing.map(|syncing| syncing.age).unwrap_or_default(),
             state_age: published.at.elapsed(),
         }

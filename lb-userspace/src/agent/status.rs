@@ -567,7 +567,7 @@ pub struct HealthChecks {
 }
 
 /// A family's flow table, as the last pass over it saw it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FlowTable {
     pub family: String,
@@ -576,6 +576,23 @@ pub struct FlowTable {
     pub records: u32,
     /// Records that are not free.
     pub occupied: u32,
+    /// How many flows one service port may have that have proved themselves: as many as are free, and half of all
+    /// at most.
+    #[serde(default)]
+    pub flows_of_one: u64,
+    /// The service port that has the most of them; absent if none has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub busiest: Option<Busiest>,
+}
+
+/// The service port with the most flows in a table.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Busiest {
+    pub service_port: String,
+    pub protocol: String,
+    /// Those that have proved themselves.
+    pub flows: u64,
 }
 
 impl FlowTable {
@@ -586,6 +603,8 @@ impl FlowTable {
             flows: table.flows.total(),
             records: table.records,
             occupied: table.occupied,
+            flows_of_one: table.flows_of_one(),
+            busiest: None,
         })
     }
 }

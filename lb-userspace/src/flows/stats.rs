@@ -57,6 +57,22 @@ impl TableStats {
     pub fn live(&self) -> f64 {
         2.0 * self.flows.total() as f64 / f64::from(self.records.max(1))
     }
+
+    /// The part of the table that one service may take, in 65536ths: as much as is free. So one service
+    /// alone gets half, two get a third each, and there is always room for one more (dynamic thresholds:
+    /// Choudhury and Hahne, 1998). Never more than half, because a service may take it before the next
+    /// pass.
+    pub fn share(&self) -> u16 {
+        let share = (1.0 - self.live()).clamp(0.0, 0.5) * f64::from(1 << 16);
+        // 0 would mean no limit.
+        (share as u16).max(1)
+    }
+
+    /// How many flows that have proved themselves one service may have.
+    pub fn flows_of_one(&self) -> u64 {
+        // Two records to a flow, as programs reckon.
+        (u64::from(self.records) * u64::from(self.share())) >> 17
+    }
 }
 
 /// Numbers of flows by protocol and stage.

@@ -535,7 +535,7 @@ impl<R4: Records<Ip4>, R6: Records<Ip6>> Worker<R4, R6> {
         }
         self.reset_expired();
         self.squeeze(v4.fill().max(v6.fill()));
-        (self.kernel.set_shares)([v4.live(), v6.live()].map(share));
+        (self.kernel.set_shares)([v4.share(), v6.share()]);
         self.passes += 1;
         let filling = v4.fill() > FILLING || v6.fill() > FILLING;
         let wanted = (v4.scan + v6.scan + listing) * SHARE;
@@ -651,15 +651,6 @@ fn set_timeouts(limits: &MappedArray<abi::Limits>, timeouts: &Timeouts) {
     for (word, offset) in words.zip((offset_of!(abi::Limits, timeouts)..).step_by(4)) {
         limits.u32_at(0, offset).store(word, Relaxed);
     }
-}
-
-/// The part of a table that one service may take: as much as is free. So one service alone gets
-/// half, two get a third each, and there is always room for one more (dynamic thresholds: Choudhury
-/// and Hahne, 1998). Never more than half, because a service may take it before the next pass.
-fn share(live: f64) -> u16 {
-    let share = (1.0 - live).clamp(0.0, 0.5) * f64::from(1 << 16);
-    // 0 would mean no limit.
-    (share as u16).max(1)
 }
 
 fn set_shares(limits: &MappedArray<abi::Limits>, [v4, v6]: [u16; 2]) {

@@ -15,6 +15,7 @@ use lb_common::{
     pipeline::FAILING,
 };
 use lb_datapath::maps::{Elements, Maps};
+use lb_objects::IpFamily;
 
 use super::{Key, service::Programmed};
 use crate::plan::EndpointClass;
@@ -149,11 +150,29 @@ impl Roster {
     /// Tells of every service port, in order, what has come to it. Takes time.
     pub fn tell(&self, mut tell: impl FnMut(&Key, Counts)) {
         let counters = self.counters();
+        self.each(|key, listed| tell(key, counters.counts(listed)));
+    }
+
+    /// The service port of a family that has the most flows which have proved themselves, and how many it has; `None`
+    /// if none has one. Takes time.
+    pub fn busiest(&self, family: IpFamily) -> Option<(Key, u64)> {
+        let counters = self.counters();
+        let mut busiest: Option<(Key, u64)> = None;
+        self.each(|key, listed| {
+            let most = busiest.as_ref().map_or(0, |(_, most)| *most);
+            if key.family == family && counters.proved(listed) > most {
+                busiest = Some((key.clone(), counters.proved(listed)));
+            }
+        });
+        busiest
+    }
+
+    fn each(&self, mut tell: impl FnMut(&Key, &Listed)) {
         let mut after = None;
         loop {
             let page = self.page(after.as_ref());
             for (key, listed) in &page {
-                tell(key, counters.counts(listed));
+                tell(key, listed);
             }
             match page.into_iter().next_back() {
                 Some((last, _)) => after = Some(last),
@@ -218,6 +237,12 @@ impl Counters {
             ready: listed.ready,
             terminating: listed.endpoints.len().saturating_sub(listed.ready),
         }
+    }
+
+    /// Flows that have proved themselves.
+    fn proved(&self, listed: &Listed) -> u64 {
+        let flows = self.flows.read(listed.id).flows - self.stats.read(listed.id).half_open;
+        u64::try_from(flows).unwrap_or(0)
     }
 
     fn endpoints(&self, listed: &Listed) -> impl Iterator<Item = EndpointCounts> {

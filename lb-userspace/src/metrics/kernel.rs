@@ -57,6 +57,10 @@ pub struct FlowTableFill {
     pub flows: u64,
     /// How many flows there is room for.
     pub room: u64,
+    /// Flows that have proved themselves of the service port that has the most of them, and how many one
+    /// may have.
+    pub busiest: u64,
+    pub flows_of_one: u64,
 }
 
 impl FlowTableFill {
@@ -408,6 +412,18 @@ impl Sample {
                 "Number of flows that the flow table has room for.",
                 MetricType::GAUGE,
                 tables.iter().map(|table| table.gauge(table.room)),
+            ),
+            family(
+                "node_lb_service_port_flows_highest",
+                "Flows of the service port that has the most, but for half-open ones.",
+                MetricType::GAUGE,
+                tables.iter().map(|table| table.gauge(table.busiest)),
+            ),
+            family(
+                "node_lb_service_port_flows_limit",
+                "Number of flows that one service port may have, but for half-open ones.",
+                MetricType::GAUGE,
+                tables.iter().map(|table| table.gauge(table.flows_of_one)),
             ),
             family(
                 "node_lb_sync_running_seconds",

@@ -7,7 +7,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use lb_tests::{
-    Held, Load, Node, Prometheus, Request, Serve,
+    Held, Load, Node, Pod, Prometheus, Request, Serve,
     faults::{FAULTS, Fault, Frozen, Meddler, PAUSE, Scene, Staged, TARGET, cluster_ip},
     patience::try_eventually,
     prometheus::{condition, rules},
@@ -105,7 +105,11 @@ const CASES: [Case; 18] = [
 ];
 
 /// What is not raised here, and why.
-const ELSEWHERE: [(&str, &str); 3] = [
+const ELSEWHERE: [(&str, &str); 4] = [
+    (
+        "NodeLbServicePortFillsFlowTable",
+        "it takes a smaller table: see below",
+    ),
     (
         "NodeLbFlowTableNearlyFull",
         "it takes a smaller table: see below",
@@ -169,15 +173,37 @@ fn a_table_is_told_before_it_is_full() -> Result<()> {
         scene.service(&name, number, TARGET, &pods, |service| service)?;
         // There is room for twice as many flows.
         let wanted = (number - 20) as usize * 2 * FLOWS as usize * 82 / 100 / WAYS.len();
-        // Those that have ended leave their room to others a moment later.
-        try_eventually(|| {
-            let tries = wanted - held.len();
-            held.extend(Held::open_all(client, cluster_ip(number), tries));
-            ensure!(held.len() == wanted, "{} of {wanted} are open", held.len());
-            Ok(())
-        })?;
+        open_until(&mut held, wanted, client, cluster_ip(number))?;
     }
     site.raises("NodeLbFlowTableNearlyFull")
+}
+
+/// A service port alone loses connections when half of the table is its own. That is told before.
+#[test]
+fn a_service_port_is_told_of_before_it_has_its_share() -> Result<()> {
+    const FLOWS: u32 = 1024;
+    // There is room for twice as many flows.
+    const SOME: usize = FLOWS as usize * 85 / 100;
+    let mut site = Site::with(FLOWS, &[])?;
+    let scene = &site.scene;
+    let (client, server) = (scene.pod("pod-1-2"), [scene.pod("pod-1-1")]);
+    scene.service("busy", 21, TARGET, &server, |service| service)?;
+    let mut held = Vec::new();
+    open_until(&mut held, SOME, client, cluster_ip(21))?;
+    site.raises("NodeLbServicePortFillsFlowTable")?;
+    let (is_well, said) = site.scene.ground.status_as(1, "table")?;
+    ensure!(!is_well && said.contains("busy:"), "{said}");
+    Ok(())
+}
+
+/// Opens connections until so many are held. Those that have ended leave their room to others a moment later.
+fn open_until(held: &mut Vec<Held>, wanted: usize, client: &Pod, target: SocketAddr) -> Result<()> {
+    try_eventually(|| {
+        let tries = wanted - held.len();
+        held.extend(Held::open_all(client, target, tries));
+        ensure!(held.len() == wanted, "{} of {wanted} are open", held.len());
+        Ok(())
+    })
 }
 
 /// A lab with agents at work, and a Prometheus that scrapes node 1's.

@@ -3,7 +3,8 @@ use std::fmt::Write as _;
 use super::*;
 use crate::{
     agent::status::{
-        AtLimit, Difference, Failing, FlowTable, Map, NotProgrammed, Pressed, SilentNode, Syncing,
+        AtLimit, Busiest, Difference, Failing, FlowTable, Map, NotProgrammed, Pressed, SilentNode,
+        Syncing,
     },
     check::Level,
     flows::Limit,
@@ -37,6 +38,16 @@ fn table(family: &str, occupied: u32) -> FlowTable {
         flows: u64::from(occupied / 2),
         records: 1000,
         occupied,
+        flows_of_one: 250,
+        busiest: None,
+    }
+}
+
+fn busiest(flows: u64) -> Busiest {
+    Busiest {
+        service_port: "shop/web:http".to_owned(),
+        protocol: "TCP".to_owned(),
+        flows,
     }
 }
 
@@ -225,6 +236,16 @@ fn each_trouble_is_a_sentence_with_a_remedy() {
         warning,
         "800 of 1000 records of the IPv6 flow table",
         "--flow-table-size",
+    );
+    check(
+        |status| {
+            let mut tables = [table("IPv4", 400), table("IPv6", 0)];
+            tables[0].busiest = Some(busiest(200));
+            status.flows = Some(tables);
+        },
+        warning,
+        "shop/web:http TCP has 200 of the 250 flows that one service port may have in the IPv4 flow table",
+        "node-lb top",
     );
     check(
         |status| {
