@@ -36,7 +36,7 @@ use crate::{
 };
 
 /// One part of the time in so many.
-const SHARE: u32 = 200;
+const SHARE: u32 = 400;
 /// Services that are asked about at a time.
 const SERVICES: usize = 32;
 /// Differences of a round that are logged and shown.

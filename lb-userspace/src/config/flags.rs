@@ -188,7 +188,7 @@ pub struct Flags {
     pub service_metrics: ServiceSeries,
 
     /// How often the agent compares the maps, the attached programs and some plans with what they should
-    /// be, and puts right what differs; less often where that would take a hundredth of its time. 0: never
+    /// be, and puts right what differs; less often where that would take more than 0.7 % of its time. 0: never
     #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "5s")]
     pub verification_interval: Duration,
 
