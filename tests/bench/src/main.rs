@@ -12,8 +12,10 @@ mod packets;
 mod plot;
 mod programming;
 mod report;
+mod self_checks;
 mod statistics;
 mod table;
+mod top;
 
 use std::{fs, path::Path};
 
@@ -59,12 +61,14 @@ fn main() -> Result<()> {
 type Run = fn(&Options) -> Result<report::Findings>;
 
 /// All parts, in order.
-const PARTS: [(Part, Run); 7] = [
+const PARTS: [(Part, Run); 9] = [
     (Part::Packets, packets::run),
     (Part::Lab, lab::run),
     (Part::Programming, programming::run),
     (Part::Memory, memory::run),
     (Part::ControlPlane, control_plane::run),
+    (Part::SelfChecks, self_checks::run),
+    (Part::Top, top::run),
     (Part::Admission, admission::run),
     (Part::AdmissionGoals, admission::goals::run),
 ];

@@ -11,7 +11,8 @@ use crate::packets::cases::{self, Case};
 #[derive(Parser)]
 #[command(name = "bench")]
 pub struct Options {
-    /// Run only these parts [default: all but control-plane, admission and admission-goals]
+    /// Run only these parts [default: all but control-plane, self-checks, top, admission
+    /// and admission-goals]
     #[arg(long, value_enum, value_delimiter = ',', value_name = "PART,...")]
     only: Vec<Part>,
     /// Run only the part control-plane, which takes a quarter of an hour
@@ -25,8 +26,8 @@ pub struct Options {
     /// 100)
     #[arg(long)]
     pub quick: bool,
-    /// Numbers of services, for all parts but packets [default: 1,1000,10000; control-plane:
-    /// 1000,10000]
+    /// Numbers of services, for all parts but packets [default: 1,1000,10000; control-plane
+    /// and self-checks: 1000,10000; top: 10000]
     #[arg(
         long,
         value_delimiter = ',',
@@ -89,6 +90,10 @@ pub enum Part {
     Memory,
     /// The same and more with an API server, beside kube-proxy
     ControlPlane,
+    /// What the agent's checks of the data plane cost, and a day of them in little time
+    SelfChecks,
+    /// What it takes to watch many Services and flows
+    Top,
     /// What a quiet client sees beside noisy ones, also with nftables and HAProxy
     Admission,
     /// The goals of connection admission on live traffic
@@ -100,10 +105,14 @@ impl Options {
     pub fn wants(&self, part: Part) -> bool {
         match &self.only[..] {
             _ if self.control_plane => part == Part::ControlPlane,
-            // They take long, and the first two need programs that others have written.
+            // They take long, and some need programs that others have written.
             [] => !matches!(
                 part,
-                Part::ControlPlane | Part::Admission | Part::AdmissionGoals
+                Part::ControlPlane
+                    | Part::SelfChecks
+                    | Part::Top
+                    | Part::Admission
+                    | Part::AdmissionGoals
             ),
             only => only.contains(&part),
         }
@@ -118,7 +127,12 @@ impl Options {
     /// Samples of each figure of a part.
     pub fn rounds(&self, part: Part) -> u32 {
         let usual = match part {
-            Part::ControlPlane | Part::Memory | Part::Admission | Part::AdmissionGoals => 1,
+            Part::ControlPlane
+            | Part::Memory
+            | Part::SelfChecks
+            | Part::Top
+            | Part::Admission
+            | Part::AdmissionGoals => 1,
             _ if self.quick => 2,
             Part::Packets | Part::Lab => 10,
             Part::Programming => 3,
@@ -130,7 +144,9 @@ impl Options {
     pub fn services(&self, part: Part) -> Vec<u32> {
         let mut services = match (&self.services[..], part) {
             ([], Part::ControlPlane) if self.quick => vec![100],
-            ([], Part::ControlPlane) => vec![1000, 10_000],
+            ([], Part::SelfChecks | Part::Top) if self.quick => vec![1000],
+            ([], Part::ControlPlane | Part::SelfChecks) => vec![1000, 10_000],
+            ([], Part::Top) => vec![10_000],
             ([], _) if self.quick => vec![1, 1000],
             ([], _) => vec![1, 1000, 10_000],
             (given, _) => given.to_vec(),

@@ -20,13 +20,18 @@ const METRICS_DEADLINE: Duration = Duration::from_secs(2);
 /// # Errors
 ///
 /// If it does not get ready, or lacks some of them.
-pub fn start(lab: Lab, services: u32, xdp_mode: XdpMode) -> Result<(Balanced, Usage)> {
+pub fn start(
+    lab: Lab,
+    services: u32,
+    xdp_mode: XdpMode,
+    arguments: &[&str],
+) -> Result<(Balanced, Usage)> {
     for service in 0..services {
         services::apply(&lab, service, &services::endpoints(service))?;
     }
     let since = Instant::now();
     let flag = xdp_flag(xdp_mode)?;
-    let balanced = Balanced::in_lab(lab, &[&flag])?;
+    let balanced = Balanced::in_lab(lab, &[&[&*flag], arguments].concat())?;
     let usage = usage::so_far(of(&balanced)?.pid(), since.elapsed())?;
     let programmed = metric(&balanced, "node_lb_services{state=\"programmed\"}")?;
     ensure!(

@@ -66,13 +66,18 @@ enum Ground {
 }
 
 impl Cluster {
-    /// Builds a lab and programs Services in it. Returns what programming took. `xdp_mode` is for
-    /// node-lb.
+    /// Builds a lab and programs Services in it. Returns what programming took. `xdp_mode` and more
+    /// `arguments` are for node-lb.
     ///
     /// # Errors
     ///
     /// Without root, if a tool is missing, or if node-lb does not get ready.
-    pub fn build(proxy: Proxy, services: u32, xdp_mode: XdpMode) -> Result<(Self, Usage)> {
+    pub fn build(
+        proxy: Proxy,
+        services: u32,
+        xdp_mode: XdpMode,
+        arguments: &[&str],
+    ) -> Result<(Self, Usage)> {
         let topology = Topology {
             nodes: 1,
             pods_per_node: 1,
@@ -88,7 +93,7 @@ impl Cluster {
                 (Ground::Lab(lab), usage)
             }
             Proxy::NodeLb => {
-                let (balanced, usage) = agent::start(lab, services, xdp_mode)?;
+                let (balanced, usage) = agent::start(lab, services, xdp_mode, arguments)?;
                 (Ground::Balanced(balanced), usage)
             }
         };

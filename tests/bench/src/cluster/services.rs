@@ -57,8 +57,20 @@ pub fn name(service: u32) -> String {
 pub fn apply(lab: &Lab, service: u32, endpoints: &[Ipv4Addr]) -> Result<()> {
     let node = lab.node(1).name();
     let objects = [object(service), slice(service, endpoints, node)];
-    lab.manifests()
-        .apply_list(&format!("{}.json", name(service)), &objects)
+    lab.manifests().apply_list(&manifest(service), &objects)
+}
+
+/// Removes both.
+///
+/// # Errors
+///
+/// If the file cannot be written.
+pub fn remove(lab: &Lab, service: u32) -> Result<()> {
+    lab.manifests().apply_list(&manifest(service), &[])
+}
+
+fn manifest(service: u32) -> String {
+    format!("{}.json", name(service))
 }
 
 fn object(service: u32) -> Value {

@@ -99,7 +99,7 @@ pub fn run(options: &Options) -> Result<Findings> {
 fn build(services: &[u32], xdp_mode: XdpMode) -> Result<(Cluster, Vec<Cluster>)> {
     let build = |(proxy, services): (Proxy, u32)| {
         eprintln!("lab: {} for {services} services", proxy.name());
-        Ok(Cluster::build(proxy, services, xdp_mode)?.0)
+        Ok(Cluster::build(proxy, services, xdp_mode, &[])?.0)
     };
     let most = services.last().copied().unwrap_or(1);
     let routing = build((Proxy::Routing, most))?;

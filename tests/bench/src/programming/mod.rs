@@ -9,7 +9,8 @@ mod wide;
 
 use anyhow::Result;
 
-use self::{changes::Changes, report::Programming};
+pub use self::changes::Changes;
+use self::report::Programming;
 use crate::{
     cluster::{Cluster, Proxy},
     options::{Options, Part},
@@ -43,7 +44,7 @@ pub fn run(options: &Options) -> Result<Findings> {
     for round in 1..=rounds {
         for services in options.services(Part::Programming) {
             for proxy in [Proxy::Nftables, Proxy::NodeLb] {
-                let (cluster, usage) = Cluster::build(proxy, services, options.xdp_mode)?;
+                let (cluster, usage) = Cluster::build(proxy, services, options.xdp_mode, &[])?;
                 programming.add_load(proxy, services, usage);
                 let mut changing = Changes::of(&cluster)?;
                 for _ in 0..changes {
